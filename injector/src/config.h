@@ -1,0 +1,19 @@
+/* Reading what the launcher asked for. */
+#ifndef KVTRACE_CONFIG_H
+#define KVTRACE_CONFIG_H
+
+#include <cstddef>
+
+#include "kvtrace_abi.h"
+
+namespace kvtrace {
+
+/*
+ * Read and check the config struct in the file at `path`. Returns false with a one-line reason if
+ * the file is missing, of another ABI version, or holds values that cannot work.
+ */
+bool read_config(const char *path, kvtrace_config *config, char *error, size_t error_size);
+
+} // namespace kvtrace
+
+#endif

@@ -1,0 +1,190 @@
+#include "drain.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "clock.h"
+#include "failure.h"
+
+namespace kvtrace {
+namespace {
+
+constexpr uint32_t kShortestSleepUs = 100;
+/* At an orderly end events may still be on the bus: look until nothing new comes for this long. */
+constexpr uint64_t kQuietNs = 5000000;
+constexpr uint64_t kLongestEndNs = 200000000;
+
+pthread_t drain_thread;
+std::atomic<bool> stop_requested{false};
+std::atomic<bool> is_running{false};
+
+void sleep_us(uint32_t microseconds) {
+    timespec time = {static_cast<time_t>(microseconds / 1000000),
+                     static_cast<long>(microseconds % 1000000) * 1000};
+    nanosleep(&time, nullptr);
+}
+
+template <typename Ring>
+void consume_all(Ring *ring, RecordFile *file, size_t count, const void *first) {
+    /* A write that fails is recorded once; the ring keeps moving so that the device never sees a
+     * full ring for our disk's sake, and the header's record_count tells what is missing. */
+    if (!file->append(first, count)) {
+        record_failure(KVTRACE_SITE_WRITE_FILE, static_cast<uint32_t>(errno), "append records");
+    }
+    ring->consume(count);
+}
+
+void publish(RecordFile *file, uint64_t dropped_count) {
+    const Failure failure = first_failure();
+    file->set_failure(failure.site, failure.result);
+    file->set_dropped(dropped_count);
+    file->write_header();
+}
+
+size_t drain_events(Context *context) {
+    size_t total = 0;
+    const kvtrace_block_event *first = nullptr;
+    while (const size_t count = context->ring.peek(&first, host_monotonic_ns())) {
+        consume_all(&context->ring, &context->file, count, first);
+        total += count;
+    }
+    if (context->has_target.load(std::memory_order_relaxed)) {
+        context->file.add_flags(KVTRACE_FILE_PATCHED);
+    }
+    publish(&context->file, context->ring.dropped_count());
+    return total;
+}
+
+size_t drain_context(Context *context) {
+    if (context->state.load(std::memory_order_acquire) != Context::State::kReady) {
+        return 0;
+    }
+    const std::lock_guard<std::mutex> lock(context->drain_mutex);
+    return context->ring.is_attached() ? drain_events(context) : 0;
+}
+
+size_t drain_launches(Injector *self) {
+    size_t total = 0;
+    const kvtrace_launch_record *first = nullptr;
+    while (const size_t count = self->launches.peek(&first)) {
+        consume_all(&self->launches, &self->launch_file, count, first);
+        total += count;
+    }
+    self->launch_file.add_flags(self->process_flags.load(std::memory_order_relaxed));
+    publish(&self->launch_file, self->launches.dropped_count());
+    return total;
+}
+
+size_t drain_once(Injector *self) {
+    /* Launches first: a reader of a file cut off by SIGKILL then finds the launch of nearly every
+     * event. */
+    size_t total = drain_launches(self);
+    const uint32_t count =
+        std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
+    for (uint32_t i = 0; i < count; ++i) {
+        total += drain_context(&self->contexts[i]);
+    }
+    return total;
+}
+
+void *drain_loop(void *argument) {
+    Injector *self = static_cast<Injector *>(argument);
+    const uint32_t longest = std::max(self->config.drain_interval_us, kShortestSleepUs);
+    uint32_t pause = kShortestSleepUs;
+    while (!stop_requested.load(std::memory_order_acquire)) {
+        pause = drain_once(self) > 0 ? kShortestSleepUs : std::min(pause * 2, longest);
+        sleep_us(pause);
+    }
+    return nullptr;
+}
+
+void drain_until_quiet(Injector *self) {
+    const uint64_t begin = host_monotonic_ns();
+    uint64_t last_seen = begin;
+    for (uint64_t now = begin; now - last_seen < kQuietNs && now - begin < kLongestEndNs;
+         now = host_monotonic_ns()) {
+        if (drain_once(self) > 0) {
+            last_seen = now;
+        }
+        sleep_us(kShortestSleepUs);
+    }
+}
+
+void close_events(Injector *self, Context *context, const char *reason) {
+    JournalLine line("ended");
+    line.add("reason", reason).add("context_index", static_cast<uint64_t>(context->index));
+    line.add("events_written", context->file.record_count());
+    line.add("events_dropped", context->ring.dropped_count());
+    self->journal.write(line.add("holes_skipped", context->ring.holes_skipped()));
+    context->file.add_flags(KVTRACE_FILE_CLOSED);
+    publish(&context->file, context->ring.dropped_count());
+    context->ring.detach();
+}
+
+/* Runs before the driver's own exit handlers, since it was registered after them: the mapped
+ * memory is still there. */
+void end_of_process() {
+    Injector *self = injector();
+    if (!records_here() || !is_running.exchange(false)) {
+        return;
+    }
+    stop_requested.store(true, std::memory_order_release);
+    pthread_join(drain_thread, nullptr);
+    drain_until_quiet(self);
+    const uint32_t count =
+        std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
+    for (uint32_t i = 0; i < count; ++i) {
+        Context *context = &self->contexts[i];
+        const std::lock_guard<std::mutex> lock(context->drain_mutex);
+        if (context->state.load(std::memory_order_acquire) == Context::State::kReady &&
+            context->ring.is_attached()) {
+            close_events(self, context, "exit");
+        }
+    }
+    self->launch_file.add_flags(KVTRACE_FILE_CLOSED);
+    publish(&self->launch_file, self->launches.dropped_count());
+}
+
+bool create_thread(Injector *self) {
+    /* The engine's signals are the engine's business. */
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int result = pthread_create(&drain_thread, nullptr, drain_loop, self);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (result != 0) {
+        record_failure(KVTRACE_SITE_START_THREAD, static_cast<uint32_t>(result), "drain thread");
+        return false;
+    }
+    pthread_setname_np(drain_thread, "kvtrace-drain");
+    return true;
+}
+
+} // namespace
+
+bool start_drain(Injector *self) {
+    if (!create_thread(self)) {
+        return false;
+    }
+    is_running.store(true);
+    std::atexit(end_of_process);
+    return true;
+}
+
+void close_context(Injector *self, Context *context) {
+    const std::lock_guard<std::mutex> lock(context->drain_mutex);
+    if (context->state.load(std::memory_order_acquire) != Context::State::kReady ||
+        !context->ring.is_attached()) {
+        return;
+    }
+    drain_events(context);
+    close_events(self, context, "context destroyed");
+    context->state.store(Context::State::kDestroyed, std::memory_order_release);
+}
+
+} // namespace kvtrace

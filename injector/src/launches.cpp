@@ -1,0 +1,156 @@
+#include "launches.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "contexts.h"
+#include "failure.h"
+#include "modules.h"
+
+namespace kvtrace {
+namespace {
+
+/* The graph launch that this thread is in: its node callbacks come on the same thread. */
+struct Replay {
+    CUgraphExec graph_exec = nullptr;
+    uint32_t generation = 0;
+    uint32_t launch_id = 0;
+    /* 0 until the replay meets its first target node: stamps are for those only. */
+    uint32_t stamp = 0;
+    bool is_upload = false;
+};
+thread_local Replay replay;
+thread_local uint32_t thread_id = 0;
+
+uint32_t current_thread_id() {
+    if (thread_id == 0) {
+        thread_id = static_cast<uint32_t>(syscall(SYS_gettid));
+    }
+    return thread_id;
+}
+
+template <typename Handle> uint64_t as_number(Handle handle) {
+    return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(handle));
+}
+
+uint32_t generation_of(Injector *self, CUgraphExec graph_exec) {
+    const std::lock_guard<std::mutex> lock(self->graph_mutex);
+    const auto found = self->graph_generations.find(graph_exec);
+    return found != self->graph_generations.end() ? found->second : 0;
+}
+
+void begin_replay(Injector *self, CUgraphExec graph_exec, bool is_upload) {
+    replay = Replay();
+    replay.graph_exec = graph_exec;
+    replay.generation = generation_of(self, graph_exec);
+    replay.is_upload = is_upload;
+}
+
+uint32_t take_stamp(Injector *self) {
+    return self->last_stamp.fetch_add(1, std::memory_order_relaxed) % KVTRACE_MAX_LAUNCH_STAMP + 1;
+}
+
+bool stamp_launch(Injector *self, const Context &context, const Sanitizer_LaunchData &launch) {
+    if (self->has_flag(KVTRACE_CONFIG_NO_STAMPS) ||
+        self->stamps_off.load(std::memory_order_relaxed)) {
+        return false;
+    }
+    if (replay.stamp == 0) {
+        replay.stamp = take_stamp(self);
+    }
+    /* One pointer for all target nodes of a replay: what differs from node to node is not safe. */
+    if (check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
+                                                 context.for_stamp(replay.stamp)),
+              KVTRACE_SITE_BIND_LAUNCH, "launch stamp")) {
+        return true;
+    }
+    self->stamps_off.store(true, std::memory_order_relaxed);
+    return false;
+}
+
+kvtrace_launch_record make_record(const Sanitizer_LaunchData &launch, FunctionInfo info,
+                                  const Context *context) {
+    kvtrace_launch_record record = {};
+    record.grid_id = launch.gridId;
+    record.stream = as_number(launch.stream);
+    record.host_monotonic_ns = host_monotonic_ns();
+    record.kernel_slot = info.kernel_slot;
+    record.thread_id = current_thread_id();
+    record.grid_dim_x = launch.gridDim_x;
+    record.grid_dim_y = static_cast<uint16_t>(launch.gridDim_y);
+    record.grid_dim_z = static_cast<uint16_t>(launch.gridDim_z);
+    record.block_dim_x = static_cast<uint16_t>(launch.blockDim_x);
+    record.block_dim_y = static_cast<uint16_t>(launch.blockDim_y);
+    record.block_dim_z = static_cast<uint16_t>(launch.blockDim_z);
+    record.context_index = context != nullptr ? static_cast<uint16_t>(context->index) : 0;
+    record.launch_kind = KVTRACE_LAUNCH_PLAIN;
+    record.launch_flags = info.is_patched && context != nullptr ? KVTRACE_LAUNCH_PATCHED : 0;
+    record.device_ordinal = static_cast<uint16_t>(launch.device);
+    return record;
+}
+
+} // namespace
+
+void plain_launch(Injector *self, const Sanitizer_LaunchData &launch) {
+    const FunctionInfo info = look_up_function(self, launch);
+    if (info.kernel_slot != kNotTarget) {
+        self->launches.append(make_record(launch, info, find_context(self, launch.context)));
+    }
+}
+
+void graph_exec_created(Injector *self, const Sanitizer_GraphExecData &data) {
+    if (data.isDeviceLaunch != 0 || data.containsDeviceGraphLaunches != 0) {
+        self->process_flags.fetch_or(KVTRACE_FILE_DEVICE_GRAPHS, std::memory_order_relaxed);
+    }
+    const std::lock_guard<std::mutex> lock(self->graph_mutex);
+    self->graph_generations[data.graphExec] = ++self->last_generation;
+}
+
+void graph_exec_destroying(Injector *self, const Sanitizer_GraphExecData &data) {
+    const std::lock_guard<std::mutex> lock(self->graph_mutex);
+    self->graph_generations.erase(data.graphExec);
+}
+
+void graph_launch(Injector *self, const Sanitizer_GraphLaunchData &data) {
+    begin_replay(self, data.graphExec, data.isGraphUpload != 0);
+}
+
+void graph_node_launch(Injector *self, const Sanitizer_GraphNodeLaunchData &node) {
+    if (node.nodeType == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+        self->process_flags.fetch_or(KVTRACE_FILE_CONDITIONAL_NODES, std::memory_order_relaxed);
+    }
+    if (node.nodeType != CU_GRAPH_NODE_TYPE_KERNEL) {
+        return;
+    }
+    if (replay.graph_exec != node.graphExec ||
+        (replay.launch_id != 0 && replay.launch_id != node.launchId)) {
+        begin_replay(self, node.graphExec, false);
+    }
+    replay.launch_id = node.launchId;
+    /* An upload raises the same callbacks and runs nothing. */
+    if (replay.is_upload || node.isGraphUpload != 0) {
+        return;
+    }
+    const Sanitizer_LaunchData &launch = node.launchData;
+    const FunctionInfo info = look_up_function(self, launch);
+    if (info.kernel_slot == kNotTarget) {
+        return;
+    }
+    const Context *context = find_context(self, launch.context);
+    kvtrace_launch_record record = make_record(launch, info, context);
+    record.launch_kind = KVTRACE_LAUNCH_GRAPH_NODE;
+    record.graph_exec = as_number(node.graphExec);
+    record.graph_node = as_number(node.node);
+    record.api_stream = as_number(launch.apiStream);
+    record.exec_generation = replay.generation;
+    record.launch_id = node.launchId;
+    if ((record.launch_flags & KVTRACE_LAUNCH_PATCHED) != 0 &&
+        stamp_launch(self, *context, launch)) {
+        record.launch_flags |= KVTRACE_LAUNCH_STAMPED;
+        record.launch_stamp = replay.stamp;
+    }
+    self->launches.append(record);
+}
+
+} // namespace kvtrace

@@ -1,0 +1,167 @@
+#include "modules.h"
+
+#include <cerrno>
+#include <chrono>
+
+#include "contexts.h"
+#include "device_fatbin.h"
+#include "failure.h"
+#include "kernel_names.h"
+
+namespace kvtrace {
+namespace {
+
+constexpr auto kLongestPatchWait = std::chrono::seconds(10);
+constexpr const char *kBlockEnterName = "kvtrace_block_enter";
+
+/* Loading our own device code may call us back: such a module is none of ours to look at. */
+thread_local bool is_patching = false;
+
+bool apply_patches(Injector *self, Context *context, CUmodule module) {
+    if (!context->patches_added) {
+        context->patches_added =
+            check(self->api.add_patches(kvtrace_device_fatbin, context->handle),
+                  KVTRACE_SITE_ADD_PATCHES, "device callback");
+    }
+    return context->patches_added &&
+           check(self->api.patch_instructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module,
+                                              kBlockEnterName),
+                 KVTRACE_SITE_PATCH_INSTRUCTIONS, kBlockEnterName) &&
+           check(self->api.patch_module(module), KVTRACE_SITE_PATCH_MODULE, kBlockEnterName);
+}
+
+bool patch(Injector *self, Context *context, CUmodule module) {
+    const std::unique_lock<std::timed_mutex> lock(self->patch_mutex, kLongestPatchWait);
+    if (!lock.owns_lock()) {
+        record_failure(KVTRACE_SITE_PATCH_MODULE, ETIMEDOUT, "another thread is still patching");
+        return false;
+    }
+    is_patching = true;
+    const bool patched = apply_patches(self, context, module);
+    is_patching = false;
+    return patched;
+}
+
+Context *context_of_patched(Injector *self, CUmodule module) {
+    const std::lock_guard<std::mutex> lock(self->module_mutex);
+    const auto found = self->patched_modules.find(module);
+    return found != self->patched_modules.end() ? found->second : nullptr;
+}
+
+uint32_t take_kernel_slot(Injector *self) {
+    const uint32_t slot = self->kernel_slot_count.fetch_add(1);
+    if (slot < kMaxKernelSlots) {
+        return slot;
+    }
+    record_failure(KVTRACE_SITE_TABLE_FULL, kMaxKernelSlots, "target kernels");
+    return kNotTarget;
+}
+
+void journal_function(Injector *self, const Context &context, CUmodule module, const char *name,
+                      uint32_t kernel_slot) {
+    JournalLine line("function_bound");
+    line.add("context_index", static_cast<uint64_t>(context.index)).add_hex("module", module);
+    line.add("target", kernel_slot != kNotTarget);
+    if (kernel_slot != kNotTarget) {
+        uint64_t pc = 0;
+        uint64_t size = 0;
+        line.add("kernel_slot", static_cast<uint64_t>(kernel_slot));
+        if (check(self->api.get_function_pc_and_size(module, name, &pc, &size),
+                  KVTRACE_SITE_FUNCTION_PC, name)) {
+            line.add("pc", pc).add("size", size);
+        }
+    }
+    self->journal.write(line.add("name", name));
+}
+
+/* Bind one function of a patched module; the targets to their record, the others to NULL. A
+ * function that was never bound reads garbage as its data when a graph replays it. */
+FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CUfunction function,
+                           const char *name) {
+    FunctionInfo info = {kNotTarget, true};
+    if (is_target_name(self->config, name)) {
+        info.kernel_slot = take_kernel_slot(self);
+    }
+    const bool is_target = info.kernel_slot != kNotTarget;
+    if (is_target || self->config.bind_mode == KVTRACE_BIND_EVERY_FUNCTION) {
+        const void *data = is_target ? context->for_kernel_slot(info.kernel_slot) : nullptr;
+        info.is_patched =
+            check(self->api.set_callback_data(function, data), KVTRACE_SITE_BIND_FUNCTION, name);
+    }
+    journal_function(self, *context, module, name, info.kernel_slot);
+    if (is_target) {
+        context->has_target.store(true, std::memory_order_relaxed);
+        self->process_flags.fetch_or(KVTRACE_FILE_PATCHED, std::memory_order_relaxed);
+    }
+    self->functions.insert(function, module, info);
+    return info;
+}
+
+} // namespace
+
+void module_loaded(Injector *self, const Sanitizer_ResourceModuleData &data) {
+    if (is_patching || data.pCubin == nullptr ||
+        !image_names_target(self->config, data.pCubin, data.cubinSize)) {
+        return;
+    }
+    Context *context = prepare_context(self, data.context);
+    const bool is_patched = context != nullptr && patch(self, context, data.module);
+    if (is_patched) {
+        const std::lock_guard<std::mutex> lock(self->module_mutex);
+        self->patched_modules[data.module] = context;
+    }
+    JournalLine line("module_patched");
+    line.add_hex("module", data.module).add("image_bytes", static_cast<uint64_t>(data.cubinSize));
+    self->journal.write(line.add("patched", is_patched));
+}
+
+void module_unloading(Injector *self, const Sanitizer_ResourceModuleData &data) {
+    if (is_patching || self->context_count.load(std::memory_order_relaxed) == 0) {
+        return;
+    }
+    {
+        const std::lock_guard<std::mutex> lock(self->module_mutex);
+        self->patched_modules.erase(data.module);
+    }
+    self->functions.forget_module(data.module);
+}
+
+void functions_loaded(Injector *self, const Sanitizer_ResourceFunctionsLazyLoadedData &data) {
+    Context *context = is_patching ? nullptr : context_of_patched(self, data.module);
+    if (context == nullptr) {
+        return;
+    }
+    for (uint32_t i = 0; i < data.numFunctions; ++i) {
+        const char *name = nullptr;
+        const CUresult result = self->api.function_name(&name, data.functions[i]);
+        if (result != CUDA_SUCCESS || name == nullptr) {
+            record_failure(KVTRACE_SITE_FUNCTION_NAME, static_cast<uint32_t>(result),
+                           "cuFuncGetName");
+            continue;
+        }
+        bind_function(self, context, data.module, data.functions[i], name);
+    }
+}
+
+FunctionInfo look_up_function(Injector *self, const Sanitizer_LaunchData &launch) {
+    FunctionInfo info = {kNotTarget, false};
+    if (self->functions.find(launch.function, &info)) {
+        return info;
+    }
+    const char *name = launch.functionName != nullptr ? launch.functionName : "";
+    if (Context *context = context_of_patched(self, launch.module)) {
+        /* Loaded without FUNCTIONS_LAZY_LOADED: this launch is the first that can bind it. */
+        return bind_function(self, context, launch.module, launch.function, name);
+    }
+    if (is_target_name(self->config, name)) {
+        /* It runs where we could not patch: its blocks are expected and will be missed. */
+        info.kernel_slot = take_kernel_slot(self);
+        JournalLine line("target_not_patched");
+        line.add("kernel_slot", static_cast<uint64_t>(info.kernel_slot)).add("name", name);
+        self->journal.write(line);
+    }
+    self->functions.insert(launch.function, launch.module, info);
+    return info;
+}
+
+} // namespace kvtrace

@@ -1,0 +1,58 @@
+/* A host stand-in for the GPU's registers and stores, so that block_event.h runs in plain threads.
+ */
+#ifndef KVTRACE_TESTS_HOST_PLATFORM_H
+#define KVTRACE_TESTS_HOST_PLATFORM_H
+
+#include <cstring>
+
+#include "kvtrace_abi.h"
+
+#define KVTRACE_DEVICE inline
+
+namespace kvtrace_platform {
+
+struct Block {
+    uint64_t grid_id = 0;
+    uint64_t globaltimer_ns = 0;
+    uint32_t x = 0;
+    uint32_t y = 0;
+    uint32_t z = 0;
+};
+inline thread_local Block block;
+
+inline uint64_t globaltimer_ns() { return block.globaltimer_ns; }
+inline uint64_t grid_id() { return block.grid_id; }
+inline uint32_t sm_id() { return 0; }
+inline uint32_t block_idx_x() { return block.x; }
+inline uint32_t block_idx_y() { return block.y; }
+inline uint32_t block_idx_z() { return block.z; }
+
+inline uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+inline uint64_t load_mapped(const uint64_t *word) { return load(word); }
+inline void store(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+inline void store_mapped(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+inline uint64_t atomic_increment(uint64_t *word) {
+    return __atomic_fetch_add(word, 1, __ATOMIC_RELAXED);
+}
+inline void increment_mapped(uint64_t *word) { __atomic_fetch_add(word, 1, __ATOMIC_RELAXED); }
+
+/* A host has no 16-byte store that is one for every reader, so each tag follows its part. */
+inline void store_event(kvtrace_block_event *slot, const kvtrace_block_event &event) {
+    const auto put = [&](size_t part, uint16_t *tag) {
+        std::memcpy(reinterpret_cast<char *>(slot) + 16 * part,
+                    reinterpret_cast<const char *>(&event) + 16 * part, 14);
+        __atomic_store_n(tag, event.tag0, __ATOMIC_RELEASE);
+    };
+    put(0, &slot->tag0);
+    put(1, &slot->tag1);
+    put(2, &slot->tag2);
+    put(3, &slot->tag3);
+}
+
+} // namespace kvtrace_platform
+
+#endif
