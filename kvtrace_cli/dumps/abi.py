@@ -1,0 +1,85 @@
+"""The byte layouts, read by cffi from the injector's own header; nothing here restates them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+from kvtrace_cli.errors import ConfigError
+
+_HEADER_NAME = "kvtrace_abi_decl.h"
+
+EVENTS_STRUCT = "kvtrace_block_event"
+LAUNCHES_STRUCT = "kvtrace_launch_record"
+HEADER_STRUCT = "kvtrace_file_header"
+CONFIG_STRUCT = "kvtrace_config"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One scalar field of a record: its name, byte offset and unsigned width in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def header_text() -> str:
+    """Return the text of the ABI header, from the installed package or the source tree.
+
+    Raises:
+        ConfigError: neither has it; the installation is broken.
+    """
+    packaged = resources.files("kvtrace_cli") / "native" / _HEADER_NAME
+    if packaged.is_file():
+        return packaged.read_text(encoding="utf-8")
+    source = Path(__file__).parents[2] / "injector" / "include" / _HEADER_NAME
+    if source.is_file():
+        return source.read_text(encoding="utf-8")
+    raise ConfigError(
+        f"{_HEADER_NAME}: not found in the installed package or in {source.parent}; "
+        "install kvtrace again"
+    )
+
+
+@lru_cache(maxsize=1)
+def ffi() -> cffi.FFI:
+    """Return the parser that knows every structure of the header."""
+    parser = cffi.FFI()
+    parser.cdef(header_text())
+    return parser
+
+
+@lru_cache(maxsize=1)
+def _constants() -> Any:
+    return ffi().dlopen(None)
+
+
+def constant(name: str) -> int:
+    """Return a `#define` or enumerator of the header by its name, such as KVTRACE_ABI_VERSION."""
+    return int(getattr(_constants(), name))
+
+
+def size_of(struct: str) -> int:
+    """Return the size of a structure in bytes."""
+    return int(ffi().sizeof(struct))
+
+
+@lru_cache
+def fields(struct: str) -> tuple[Field, ...]:
+    """Return the scalar fields of a record structure, in order; arrays are left out."""
+    members = ffi().typeof(struct).fields
+    return tuple(
+        Field(name, member.offset, ffi().sizeof(member.type))
+        for name, member in members
+        if member.type.kind == "primitive"
+    )
+
+
+@lru_cache
+def enumerators(enum: str) -> dict[int, str]:
+    """Return value -> name of an enum of the header, such as `kvtrace_failure_site`."""
+    return dict(ffi().typeof(f"enum {enum}").elements)
