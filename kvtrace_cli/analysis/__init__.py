@@ -1,0 +1,1 @@
+"""From frames to a verdict: pure, without input or output."""

@@ -1,0 +1,77 @@
+"""The books of each dump file: what its header counts against what its records show."""
+
+import polars as pl
+
+from kvtrace_cli.analysis.model import FileBooks
+from kvtrace_cli.dumps.schema import (
+    CONTEXT_INDEX,
+    PROCESS_ID,
+    SEQUENCE,
+    Dump,
+    Recording,
+    failure_site_name,
+    flag_names,
+)
+
+
+def file_books(recording: Recording, launches: pl.DataFrame) -> tuple[FileBooks, ...]:
+    """Check every dump file: event files first, then launch files.
+
+    Args:
+        recording: the dumps.
+        launches: from `launch_frame`.
+
+    Returns:
+        One FileBooks per dump. A gap is a sequence that no event has; gaps are summed.
+
+    Units: events and blocks; timer steps on the GPU globaltimer.
+    """
+    dropped = {dump.header.process_id: dump.header.dropped_count for dump in recording.launches}
+    return tuple(
+        _event_books(dump, launches, dropped[dump.header.process_id]) for dump in recording.events
+    ) + tuple(_books(dump) for dump in recording.launches)
+
+
+def _event_books(dump: Dump, launches: pl.DataFrame, launches_dropped: int) -> FileBooks:
+    header = dump.header
+    blocks = launches.filter(
+        "is_patched",
+        pl.col(PROCESS_ID) == header.process_id,
+        pl.col(CONTEXT_INDEX) == header.context_index,
+    )["expected_blocks"]
+    expected = int(blocks.sum())
+    balance = expected == header.record_count + header.dropped_count
+    sequence = dump.records[SEQUENCE]
+    timer = dump.records["gpu_globaltimer_ns"]
+    return _books(
+        dump,
+        sequence_gaps=0 if sequence.is_empty() else sequence[-1] + 1 - len(sequence),
+        timer_steps_backwards=int((timer < timer.shift(1)).sum()),
+        expected_blocks=expected,
+        books_balance=None if launches_dropped else balance,
+    )
+
+
+def _books(
+    dump: Dump,
+    *,
+    sequence_gaps: int = 0,
+    timer_steps_backwards: int = 0,
+    expected_blocks: int | None = None,
+    books_balance: bool | None = None,
+) -> FileBooks:
+    header = dump.header
+    return FileBooks(
+        name=dump.name,
+        process_id=header.process_id,
+        context_index=header.context_index,
+        written=header.record_count,
+        dropped=header.dropped_count,
+        sequence_gaps=sequence_gaps,
+        timer_steps_backwards=timer_steps_backwards,
+        expected_blocks=expected_blocks,
+        books_balance=books_balance,
+        flags=flag_names("kvtrace_file_flag", header.flags),
+        first_failure_site=failure_site_name(header.first_failure_site),
+        first_failure_result=header.first_failure_result,
+    )

@@ -1,0 +1,131 @@
+"""Per graph exec: nodes, replays, their order, and when their blocks entered."""
+
+from typing import Any
+
+import polars as pl
+
+from kvtrace_cli.analysis.model import Durations, GraphShape
+from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, REQUEST_INDEX, SEQUENCE
+
+_NS_PER_MS = 1_000_000
+
+
+def graph_shapes(launches: pl.DataFrame, block_events: pl.DataFrame) -> tuple[GraphShape, ...]:
+    """Describe each graph exec that the given launches belong to.
+
+    Args:
+        launches: from `with_outcomes`, restricted to the stretch of interest.
+        block_events: events of all contexts, from `match_blocks`, in sequence order per context.
+
+    Returns:
+        One GraphShape per graph exec, by first launch. Gaps are taken between replays of one
+        request only, or of none.
+
+    Units: times in ms, both ends on the GPU globaltimer. Source: block-entry times, which say
+    when a block began and nothing of how long it ran.
+    """
+    nodes = launches.filter("is_graph_node")
+    if nodes.is_empty():
+        return ()
+    replays = _replays(nodes)
+    steps = _timer_steps_backwards(nodes, block_events)
+    execs = _execs(nodes).join(_same_nodes(nodes), on="first_of_exec", validate="1:1")
+    execs = execs.join(steps, on="first_of_exec", how="left", validate="1:1").sort("first_of_exec")
+    return tuple(
+        _shape(row, replays.filter(pl.col("first_of_exec") == row["first_of_exec"]))
+        for row in execs.iter_rows(named=True)
+    )
+
+
+def _execs(nodes: pl.DataFrame) -> pl.DataFrame:
+    return nodes.group_by("first_of_exec").agg(
+        pl.col("process_id", "context_index", "graph_exec", "exec_generation").first(),
+        (pl.col(LAYER_INDEX).max() + 1).alias("nodes"),
+        pl.col("launch_id").min().alias("first_launch_id"),
+        pl.col("launch_id").max().alias("last_launch_id"),
+        pl.col("expected_blocks").filter("is_patched").sum(),
+        pl.col("matched_blocks").sum(),
+        pl.col("first_sequence").min(),
+        pl.col("last_sequence").max(),
+    )
+
+
+def _replays(nodes: pl.DataFrame) -> pl.DataFrame:
+    """One row per replay: first entry of its first node, last entry of its last node."""
+    replays = (
+        nodes.sort(LAUNCH_INDEX)
+        .group_by("first_of_exec", "first_of_replay", maintain_order=True)
+        .agg(
+            pl.col(REQUEST_INDEX).first(),
+            pl.col("first_globaltimer_ns").first().cast(pl.Int64).alias("began"),
+            pl.col("last_globaltimer_ns").last().cast(pl.Int64).alias("ended"),
+        )
+    )
+    next_began = pl.col("began").shift(-1).over("first_of_exec", REQUEST_INDEX)
+    return replays.with_columns(
+        ((pl.col("ended") - pl.col("began")) / _NS_PER_MS).alias("span_ms"),
+        ((next_began - pl.col("ended")) / _NS_PER_MS).alias("gap_ms"),
+    )
+
+
+def _same_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
+    """Say per exec whether every replay has the same nodes with the same grid ids in one order."""
+    replay_count = pl.col("first_of_replay").n_unique()
+    per_layer = nodes.group_by("first_of_exec", LAYER_INDEX).agg(
+        (pl.struct("graph_node", "grid_id").n_unique() == 1).alias("same"),
+        replay_count.alias("layer_replays"),
+    )
+    replays = nodes.group_by("first_of_exec").agg(replay_count.alias("replays"))
+    return (
+        per_layer.join(replays, on="first_of_exec", validate="m:1")
+        .group_by("first_of_exec")
+        .agg(
+            (pl.col("same") & (pl.col("layer_replays") == pl.col("replays"))).all(),
+            pl.col("replays").first(),
+        )
+    )
+
+
+def _timer_steps_backwards(nodes: pl.DataFrame, block_events: pl.DataFrame) -> pl.DataFrame:
+    step = pl.col("gpu_globaltimer_ns").cast(pl.Int64).diff()
+    return (
+        block_events.lazy()
+        .filter("matched")
+        .select(LAUNCH_INDEX, SEQUENCE, "gpu_globaltimer_ns")
+        .join(nodes.lazy().select(LAUNCH_INDEX, "first_of_exec"), on=LAUNCH_INDEX, validate="m:1")
+        .sort(SEQUENCE)
+        .group_by("first_of_exec")
+        .agg((step < 0).sum().alias("timer_steps_backwards"))
+        .collect()
+    )
+
+
+def _shape(row: dict[str, Any], replays: pl.DataFrame) -> GraphShape:
+    first, last = row["first_sequence"], row["last_sequence"]
+    return GraphShape(
+        process_id=row["process_id"],
+        context_index=row["context_index"],
+        graph_exec=row["graph_exec"],
+        exec_generation=row["exec_generation"],
+        nodes=row["nodes"],
+        replays=row["replays"],
+        first_launch_id=row["first_launch_id"],
+        last_launch_id=row["last_launch_id"],
+        same_nodes_in_every_replay=row["same"],
+        expected_blocks=row["expected_blocks"],
+        matched_blocks=row["matched_blocks"],
+        first_sequence=first,
+        last_sequence=last,
+        sequences_consecutive=first is not None and last - first + 1 == row["matched_blocks"],
+        timer_steps_backwards=row["timer_steps_backwards"] or 0,
+        replay_span=_durations(replays["span_ms"]),
+        replay_gap=_durations(replays["gap_ms"]),
+    )
+
+
+def _durations(values: pl.Series) -> Durations | None:
+    known = values.drop_nulls()
+    if known.is_empty():
+        return None
+    low, middle, high = (known.quantile(share, "linear") for share in (0.0, 0.5, 1.0))
+    return Durations(known.len(), float(low or 0), float(middle or 0), float(high or 0))

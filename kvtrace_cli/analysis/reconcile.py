@@ -1,0 +1,131 @@
+"""A recording -> Reconciliation: the order in which the other modules do their part."""
+
+import polars as pl
+
+from kvtrace_cli.analysis import populations
+from kvtrace_cli.analysis.files import file_books
+from kvtrace_cli.analysis.graph_shape import graph_shapes
+from kvtrace_cli.analysis.kernels import (
+    bound_functions,
+    count_disagreements,
+    kernel_evidence,
+    matched_pcs,
+)
+from kvtrace_cli.analysis.launches import launch_frame, measured_windows
+from kvtrace_cli.analysis.matching import match_blocks, match_by_order
+from kvtrace_cli.analysis.model import OrderJoin, Reconciliation
+from kvtrace_cli.analysis.verdict import judge, judged_processes, notes
+from kvtrace_cli.dumps.schema import (
+    CONTEXT_INDEX,
+    DECODE_STEP,
+    LAUNCH_INDEX,
+    LAYER_INDEX,
+    PROCESS_ID,
+    REQUEST_INDEX,
+    Recording,
+    event_schema,
+)
+
+_BY_STAMP = "grid id and launch stamp"
+_BY_COUNT = "grid id and order of occurrence"
+
+
+def reconcile(recording: Recording) -> Reconciliation:
+    """Compare what the host saw launched with what the device saw enter, block by block.
+
+    Args:
+        recording: dumps, journal and requests of one run.
+
+    Returns:
+        Reconciliation; `matched + missing == expected` in each population, and matched and
+        unexpected blocks of both add up to the rows of `block_events`.
+
+    Units: host times on CLOCK_MONOTONIC, GPU times on the GPU globaltimer, never subtracted from
+    each other. Source: dump ABI v1; design.md, section 4.
+    """
+    launches = launch_frame(recording.launches, recording.requests)
+    block_events, order_join = _match_contexts(recording, launches)
+    launches = populations.with_outcomes(launches, block_events)
+    inside = launches.filter(pl.col(REQUEST_INDEX).is_not_null())
+    files = file_books(recording, launches)
+    whole_life = populations.whole_life(launches, block_events)
+    has_window = bool(measured_windows(recording.requests))
+    measured = populations.measured(launches) if has_window else None
+    pcs, bound = matched_pcs(launches, block_events), bound_functions(recording.journal)
+    disagreements = count_disagreements(pcs, bound)
+    verdict, reasons = judge(recording, files, whole_life, measured, disagreements)
+    processes = {books.process_id for books in files}
+    return Reconciliation(
+        verdict=verdict,
+        reasons=reasons,
+        notes=notes(recording, files, launches, order_join),
+        emulated=_is_emulated(recording),
+        incomplete=recording.incomplete,
+        graph_join_method=_graph_join_method(launches),
+        measured=measured,
+        whole_life=whole_life,
+        measured_graphs=graph_shapes(inside, block_events),
+        graphs=graph_shapes(launches, block_events),
+        files=files,
+        kernels=kernel_evidence(pcs, bound),
+        kernel_disagreements=disagreements,
+        order_join=order_join,
+        unjudged_processes=tuple(sorted(processes - judged_processes(files, launches))),
+        block_events=block_events,
+        launches=launches,
+    )
+
+
+def _match_contexts(recording: Recording, launches: pl.DataFrame) -> tuple[pl.DataFrame, OrderJoin]:
+    """Join each event file to its context's launches; events of all contexts in one frame."""
+    joined_schema: dict[str, type[pl.DataType]] = {
+        LAUNCH_INDEX: pl.UInt32,
+        "matched": pl.Boolean,
+        PROCESS_ID: pl.UInt32,
+        CONTEXT_INDEX: pl.UInt16,
+    }
+    frames = [pl.DataFrame(schema=event_schema() | joined_schema)]
+    matches, total, streams = 0, 0, 0
+    for dump in recording.events:
+        header = dump.header
+        of_context = launches.filter(
+            "is_patched",
+            pl.col(PROCESS_ID) == header.process_id,
+            pl.col(CONTEXT_INDEX) == header.context_index,
+        )
+        joined = match_blocks(dump.records, of_context)
+        same = joined[LAUNCH_INDEX] == match_by_order(dump.records, of_context)
+        matches += int(same.sum())
+        total += 0 if of_context.is_empty() else joined.height
+        streams = max(streams, _stream_count(of_context))
+        frames.append(
+            joined.with_columns(
+                pl.lit(header.process_id, joined_schema[PROCESS_ID]).alias(PROCESS_ID),
+                pl.lit(header.context_index, joined_schema[CONTEXT_INDEX]).alias(CONTEXT_INDEX),
+            )
+        )
+    events = pl.concat(frames)
+    steps = launches.select(LAUNCH_INDEX, LAYER_INDEX, DECODE_STEP)
+    joined = events.join(steps, on=LAUNCH_INDEX, how="left", maintain_order="left", validate="m:1")
+    return joined, OrderJoin(matches, total, single_stream=streams == 1)
+
+
+def _stream_count(launches: pl.DataFrame) -> int:
+    """Count distinct pairs of kernel's and launch's stream; for a plain launch they are one."""
+    launched_on = pl.when("is_graph_node").then("api_stream").otherwise("stream")
+    return launches.select("stream", launched_on.alias("launched_on")).n_unique()
+
+
+def _is_emulated(recording: Recording) -> bool:
+    dumps = (*recording.events, *recording.launches)
+    return any(dump.header.has("KVTRACE_FILE_EMULATED") for dump in dumps)
+
+
+def _graph_join_method(launches: pl.DataFrame) -> str | None:
+    """Name how graph nodes were joined; None without graph nodes."""
+    nodes = launches.filter("is_graph_node", "is_patched")
+    if nodes.is_empty():
+        return None
+    if nodes["is_stamped"].all():
+        return _BY_STAMP
+    return f"{_BY_STAMP}; without a stamp, {_BY_COUNT}" if nodes["is_stamped"].any() else _BY_COUNT

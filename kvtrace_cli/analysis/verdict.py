@@ -1,0 +1,162 @@
+"""The rules that turn counts into a verdict. Silence is never success."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from kvtrace_cli.analysis.launches import measured_windows
+from kvtrace_cli.analysis.model import FileBooks, OrderJoin, Population, Section, Verdict
+from kvtrace_cli.dumps.schema import Recording
+
+_HTTP_OK = 200
+
+
+def judge(
+    recording: Recording,
+    files: tuple[FileBooks, ...],
+    whole_life: Section,
+    measured: Section | None,
+    kernel_disagreements: int,
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and every reason for it, one plain sentence each.
+
+    A mismatch outweighs everything; otherwise anything unknowable makes it inconclusive. The
+    reasons of both are given.
+    """
+    mismatches = [
+        *_population_mismatches("graph-node", whole_life.graph_nodes),
+        *_population_mismatches("plain-launch", whole_life.plain_launches),
+        *_file_mismatches(files),
+    ]
+    if kernel_disagreements:
+        mismatches.append(
+            f"{kernel_disagreements} program counters stand for different kernels in different "
+            "records."
+        )
+    doubts = [
+        *_nothing_recorded(recording, files, whole_life),
+        *_unknowable(recording, files),
+        *_empty_window(recording, measured),
+    ]
+    if mismatches:
+        return Verdict.MISMATCH, (*mismatches, *doubts)
+    return (Verdict.INCONCLUSIVE if doubts else Verdict.AGREES), tuple(doubts)
+
+
+def notes(
+    recording: Recording, files: tuple[FileBooks, ...], launches: pl.DataFrame, order: OrderJoin
+) -> tuple[str, ...]:
+    """Return what a reader should know although it decides nothing."""
+    found = []
+    missing = launches["is_patched"] & (launches["matched_blocks"] < launches["expected_blocks"])
+    if (launches["shares_join_key"] & missing).any():
+        found.append(
+            "Launches that share grid id and stamp were told apart by counting, and events are "
+            "missing: which of them lack events is not certain."
+        )
+    if order.single_stream and order.agrees is False and not missing.any():
+        found.append(
+            "Every launch is on one stream, yet the join by order of atomics gives "
+            f"{order.total - order.matches} of {order.total} blocks to another launch."
+        )
+    for books in files:
+        if books.expected_blocks is not None and books.books_balance is None:
+            found.append(
+                f"{books.name}: launch records were dropped, so its {books.expected_blocks} "
+                "expected blocks are only a lower bound."
+            )
+        if "closed" not in books.flags:
+            found.append(f"{books.name} was not closed in order; only counted records were read.")
+    if not measured_windows(recording.requests):
+        found.append("No measured request is recorded, so only the whole life is judged.")
+    return tuple(found)
+
+
+def judged_processes(files: tuple[FileBooks, ...], launches: pl.DataFrame) -> set[int]:
+    """Return the processes that patched a target, launched one, or wrote an event."""
+    return set(launches["process_id"].unique()) | {
+        books.process_id for books in files if "patched" in books.flags or books.written
+    }
+
+
+def _population_mismatches(sort: str, blocks: Population) -> Iterator[str]:
+    if blocks.missing_blocks:
+        yield f"{blocks.missing_blocks} of {blocks.expected_blocks} {sort} blocks have no event."
+    if blocks.unexpected_blocks:
+        yield f"{blocks.unexpected_blocks} {sort} events belong to no block of a recorded launch."
+    if blocks.blocks_before_patching:
+        yield (
+            f"{blocks.blocks_before_patching} {sort} blocks were launched before their kernel was "
+            "patched, so they cannot have events."
+        )
+
+
+def _file_mismatches(files: tuple[FileBooks, ...]) -> Iterator[str]:
+    for books in files:
+        if books.dropped:
+            yield f"{books.name}: {books.dropped} records were dropped for lack of space."
+        if books.sequence_gaps:
+            yield f"{books.name}: {books.sequence_gaps} sequences are missing between its events."
+        if books.books_balance is False:
+            yield (
+                f"{books.name}: {books.expected_blocks} blocks expected, but {books.written} "
+                f"written and {books.dropped} dropped."
+            )
+
+
+def _nothing_recorded(
+    recording: Recording, files: tuple[FileBooks, ...], whole_life: Section
+) -> Iterator[str]:
+    attached = any(line.get("event") == "attached" for line in recording.journal)
+    launches = whole_life.graph_nodes.launches + whole_life.plain_launches.launches
+    if not files and not attached:
+        yield "The injector recorded nothing: it attached to no process that uses the GPU."
+    elif not files:
+        yield "The injector attached, but no process created a CUDA context."
+    elif not launches and not any("patched" in books.flags for books in files):
+        yield "No process patched a target kernel."
+    elif not launches and not any(books.written for books in files):
+        yield "A target kernel was patched, but no launch of it and no event was recorded."
+    elif not launches:
+        yield "No launch of a target kernel was recorded."
+
+
+def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[str]:
+    flags = {flag for books in files for flag in books.flags}
+    if recording.incomplete:
+        yield "The run did not end in order, so what came last may be missing."
+    if "conditional_nodes" in flags:
+        yield "A graph with conditional nodes ran: the host cannot know which of its nodes ran."
+    if "device_graphs" in flags:
+        yield "A graph that can launch graphs from the device ran: those have no host record."
+    for books in _first_failures(files):
+        yield (
+            f"The injector of process {books.process_id} failed at {books.first_failure_site} "
+            f"(result {books.first_failure_result})."
+        )
+    for name in sorted(_targets_not_patched(recording)):
+        yield f"The target kernel {name} ran in a module that could not be patched."
+
+
+def _first_failures(files: tuple[FileBooks, ...]) -> list[FileBooks]:
+    failed = {books.process_id: books for books in files if books.first_failure_site != "none"}
+    return list(failed.values())
+
+
+def _targets_not_patched(recording: Recording) -> set[str]:
+    return {
+        str(line.get("name"))
+        for line in recording.journal
+        if line.get("event") == "target_not_patched"
+    }
+
+
+def _empty_window(recording: Recording, measured: Section | None) -> Iterator[str]:
+    answered = any(
+        request.get("role") == "measured" and request.get("http_status") == _HTTP_OK
+        for request in recording.requests
+    )
+    if answered and not (
+        measured and measured.graph_nodes.launches + measured.plain_launches.launches
+    ):
+        yield "The measured request was answered, but no target kernel was launched during it."

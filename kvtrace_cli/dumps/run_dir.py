@@ -1,0 +1,222 @@
+"""The files of a run directory: their names, and reading those that are no dumps."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtrace_cli.errors import RunDirError
+
+_DUMP_NAME = re.compile(r"(?P<pid>\d+)(?:-(?P<context>\d+)\.events|\.launches)\.kvt(?:\.gz)?")
+_JOURNAL_SUFFIX = ".journal.jsonl"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where everything of one run is; nothing needs to exist yet."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """What was asked, versions, exact command, outcome."""
+        return self.path / "manifest.json"
+
+    @property
+    def incomplete_marker(self) -> Path:
+        """Present until the run ended in order."""
+        return self.path / "INCOMPLETE"
+
+    @property
+    def complete_marker(self) -> Path:
+        """What the incomplete marker is renamed to."""
+        return self.path / "COMPLETE"
+
+    @property
+    def server_log(self) -> Path:
+        """The engine's output."""
+        return self.path / "server.log"
+
+    @property
+    def requests(self) -> Path:
+        """One line a request."""
+        return self.path / "requests.jsonl"
+
+    @property
+    def raw(self) -> Path:
+        """What the injector writes."""
+        return self.path / "raw"
+
+    @property
+    def injector_config(self) -> Path:
+        """What the injector was told: a kvtrace_config."""
+        return self.raw / "kvtrace.config"
+
+    @property
+    def summary(self) -> Path:
+        """What `kvtrace reconcile` concluded."""
+        return self.path / "summary.json"
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Say whether the run did not end in order."""
+        return self.incomplete_marker.exists()
+
+    def event_files(self) -> list[Path]:
+        """List the event files, in the order of process and context.
+
+        Raises:
+            RunDirError: a file is there twice, packed and not.
+        """
+        return self._dumps(".events.kvt")
+
+    def launch_files(self) -> list[Path]:
+        """List the launch files, in the order of processes.
+
+        Raises:
+            RunDirError: a file is there twice, packed and not.
+        """
+        return self._dumps(".launches.kvt")
+
+    def journals(self) -> list[Path]:
+        """List the journals, in the order of processes."""
+        found = self.raw.glob(f"[0-9]*{_JOURNAL_SUFFIX}")
+        return sorted(found, key=lambda path: (len(path.name), path.name))
+
+    def _dumps(self, ending: str) -> list[Path]:
+        found = [path for path in self.raw.glob("*.kvt*") if _DUMP_NAME.fullmatch(path.name)]
+        chosen = {dump_origin(path): path for path in found if ending in path.name}
+        for path in found:
+            if path.suffix == ".gz" and path.with_suffix("").exists():
+                raise RunDirError(
+                    f"{path}: the same file is also there unpacked, so it would count twice; "
+                    "remove one of the two"
+                )
+        return [chosen[origin] for origin in sorted(chosen)]
+
+
+def dump_origin(path: Path) -> tuple[int, int]:
+    """Return process id and context index that a dump's name gives; context 0 for launch files."""
+    match = _DUMP_NAME.fullmatch(path.name)
+    if match is None:
+        raise RunDirError(
+            f"{path}: a dump is named <pid>-<context>.events.kvt or <pid>.launches.kvt"
+        )
+    return int(match["pid"]), int(match["context"] or 0)
+
+
+def open_run_dir(path: Path, *, allow_incomplete: bool) -> RunDir:
+    """Return the run directory at `path` after checking that it is one and that the run ended.
+
+    Raises:
+        RunDirError: no such directory, not a run directory, or the run is incomplete and
+            `allow_incomplete` is not given.
+    """
+    if not path.is_dir():
+        raise RunDirError(f"{path}: no such directory; give the directory that `kvtrace run` made")
+    run_dir = RunDir(path)
+    if run_dir.is_incomplete:
+        if not allow_incomplete:
+            raise RunDirError(
+                f"{path}: the run did not end in order ({run_dir.incomplete_marker.name} is "
+                "there), so events may be missing; give --allow-incomplete to read what there is"
+            )
+    elif not run_dir.complete_marker.exists():
+        raise RunDirError(
+            f"{path}: not a run directory, it has neither {run_dir.complete_marker.name} nor "
+            f"{run_dir.incomplete_marker.name}; give the directory that `kvtrace run` made"
+        )
+    return run_dir
+
+
+def read_manifest(run_dir: RunDir) -> dict[str, Any]:
+    """Return the manifest's object.
+
+    Raises:
+        RunDirError: it is missing, or no JSON object.
+    """
+    path = run_dir.manifest
+    manifest = _parsed(path, _text(path))
+    if not isinstance(manifest, dict):
+        raise RunDirError(
+            f"{path}: a JSON {type(manifest).__name__}, expected an object; record again"
+        )
+    return manifest
+
+
+def read_requests(run_dir: RunDir) -> tuple[dict[str, Any], ...]:
+    """Return one dict per request, in order; none if the run ended before the first.
+
+    Raises:
+        RunDirError: a line other than a torn last one is no JSON object, or lacks its number.
+
+    Units: `host_monotonic_*_ns` in ns of CLOCK_MONOTONIC. Source: docs/format.md.
+    """
+    path = run_dir.requests
+    requests = tuple(_read_lines(path)) if path.exists() else ()
+    for request in requests:
+        if not isinstance(request.get("request_index"), int):
+            raise RunDirError(
+                f"{path}: a request without the number `request_index`; the file is damaged or of "
+                "another version, record again"
+            )
+    return requests
+
+
+def read_journal(run_dir: RunDir) -> tuple[dict[str, Any], ...]:
+    """Return the lines of every process's journal, each with `process_id` from the file's name.
+
+    Raises:
+        RunDirError: a line other than a torn last one is no JSON object.
+    """
+    return tuple(
+        line | {"process_id": int(path.name.removesuffix(_JOURNAL_SUFFIX))}
+        for path in run_dir.journals()
+        for line in _read_lines(path)
+    )
+
+
+def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
+    *whole, last = _text(path).split("\n")
+    lines = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
+    # A writer that was killed leaves a last line without its newline: whole or torn.
+    if last and _is_json(last):
+        lines.append((len(whole) + 1, last))
+    for number, line in lines:
+        value = _parsed(path, line, number)
+        if not isinstance(value, dict):
+            raise RunDirError(
+                f"{path}: line {number} is a JSON {type(value).__name__}, expected an object; "
+                "the file is damaged, record again"
+            )
+        yield value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunDirError(
+            f"{path}: cannot be read ({error.strerror}); a run directory has this file, "
+            "copy the directory again or record again"
+        ) from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parsed(path: Path, text: str, line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunDirError(
+            f"{path}: no JSON in line {line + error.lineno - 1} ({error.msg}); "
+            "the file is damaged, copy it again or record again"
+        ) from error

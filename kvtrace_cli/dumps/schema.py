@@ -1,0 +1,107 @@
+"""What a recording looks like in memory; column names and types come from the ABI header."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from kvtrace_cli.dumps import abi
+
+PROCESS_ID: Final = "process_id"
+CONTEXT_INDEX: Final = "context_index"
+# Derived by the reader: the full sequence of an event, from the 16 bits that each event repeats.
+SEQUENCE: Final = "sequence"
+# Derived by the analysis, so never recorded: see analysis/launches.py.
+LAUNCH_INDEX: Final = "launch_index"
+REQUEST_INDEX: Final = "request_index"
+LAYER_INDEX: Final = "layer_index"
+DECODE_STEP: Final = "decode_step"
+
+SEQUENCE_MODULUS: Final = 1 << 16
+
+_UNSIGNED: Final[dict[int, type[pl.DataType]]] = {
+    1: pl.UInt8,
+    2: pl.UInt16,
+    4: pl.UInt32,
+    8: pl.UInt64,
+}
+
+
+@dataclass(frozen=True)
+class FileHeader:
+    """The header fields of a dump file that Python uses; meanings are in the ABI header."""
+
+    record_count: int
+    dropped_count: int
+    host_monotonic_ns: int
+    capacity: int
+    process_id: int
+    context_index: int
+    flags: int
+    first_failure_site: int
+    first_failure_result: int
+
+    def has(self, flag: str) -> bool:
+        """Say whether a `kvtrace_file_flag` such as KVTRACE_FILE_CLOSED is set."""
+        return bool(self.flags & abi.constant(flag))
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One dump file: its name without directory, its header, and its records as a frame."""
+
+    name: str
+    header: FileHeader
+    records: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything a run directory holds.
+
+    `requests` and `journal` have one dict a line, with the fields of docs/format.md; each line of
+    `journal` also has the `process_id` that its file's name gives.
+    """
+
+    incomplete: bool
+    manifest: dict[str, Any]
+    requests: tuple[dict[str, Any], ...]
+    journal: tuple[dict[str, Any], ...]
+    events: tuple[Dump, ...]
+    launches: tuple[Dump, ...]
+
+
+def record_schema(struct: str) -> dict[str, type[pl.DataType]]:
+    """Return column name -> polars type of a record structure of the ABI header."""
+    return {field.name: _UNSIGNED[field.size] for field in abi.fields(struct)}
+
+
+def event_schema() -> dict[str, type[pl.DataType]]:
+    """Return the columns of a frame of block events: the ABI's, without tags, and the sequence."""
+    columns = {
+        name: dtype
+        for name, dtype in record_schema(abi.EVENTS_STRUCT).items()
+        if not name.startswith("tag")
+    }
+    return columns | {SEQUENCE: pl.UInt64}
+
+
+def flag_names(enum: str, flags: int) -> tuple[str, ...]:
+    """Return the names of the bits set in `flags`, such as `closed` of `kvtrace_file_flag`.
+
+    The common prefix of the enum's names is left out; a bit without a name is shown as a number.
+    """
+    names = abi.enumerators(enum)
+    bits = (1 << position for position in range(flags.bit_length()) if flags >> position & 1)
+    return tuple(short_name(names[bit]) if bit in names else str(bit) for bit in bits)
+
+
+def failure_site_name(site: int) -> str:
+    """Return the short name of a `kvtrace_failure_site`, such as `patch_module`."""
+    names = abi.enumerators("kvtrace_failure_site")
+    return short_name(names[site]) if site in names else str(site)
+
+
+def short_name(enumerator: str) -> str:
+    """Turn KVTRACE_FILE_CLOSED into `closed`: drop project and group, lower the rest."""
+    return enumerator.split("_", 2)[2].lower()

@@ -1,0 +1,116 @@
+"""Results as JSON documents, each with a schema_version."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from kvtrace_cli import __version__
+from kvtrace_cli.analysis.model import GraphShape, Population, Reconciliation, Section
+
+SCHEMA_VERSION: Final = 1
+
+_ADDRESSES: Final = ("graph_exec", "process_id")
+# Times are shown to the nanosecond, which is finer than the timer's steps.
+_MS_DIGITS: Final = 6
+
+
+def summary_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what summary.json holds: small, and the same for two runs that behaved the same.
+
+    Spans and gaps are in ms on the GPU globaltimer. Nothing in it is an address, a process id or an
+    absolute time, except where a reason names a file.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kvtrace_version": __version__,
+        "verdict": result.verdict.value,
+        "reasons": list(result.reasons),
+        "emulated": result.emulated,
+        "incomplete": result.incomplete,
+        **_provenance(manifest),
+        "graph_join_method": result.graph_join_method,
+        "measured_request": _section(result.measured),
+        "whole_life": _section(result.whole_life),
+        "measured_graphs": [_graph(shape) for shape in result.measured_graphs],
+        "graphs": [_graph(shape) for shape in result.graphs],
+        "dumps": _dumps(result),
+        "kernels": _kernels(result),
+        "kernel_disagreements": result.kernel_disagreements,
+        "order_join": asdict(result.order_join) | {"agrees": result.order_join.agrees},
+    }
+
+
+def report_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what `kvtrace reconcile --json` prints: the summary and what is true of one run only.
+
+    Adds `notes`, the books of every file, the kernels of every context, and the processes that
+    were not judged.
+    """
+    return summary_document(result, manifest) | {
+        "notes": list(result.notes),
+        "files": [asdict(books) for books in result.files],
+        "context_kernels": [asdict(kernel) for kernel in result.kernels],
+        "unjudged_processes": list(result.unjudged_processes),
+    }
+
+
+def _provenance(manifest: dict[str, Any]) -> dict[str, Any]:
+    config = manifest.get("config")
+    model = manifest.get("model") or (config.get("model") if isinstance(config, dict) else None)
+    gpus = [gpu.get("name") for gpu in manifest.get("gpus") or () if isinstance(gpu, dict)]
+    return {
+        "engine": manifest.get("engine"),
+        "model": model,
+        "gpus": gpus,
+        "versions": manifest.get("versions"),
+    }
+
+
+def _section(section: Section | None) -> dict[str, Any] | None:
+    if section is None:
+        return None
+    return {
+        "graph_nodes": _population(section.graph_nodes),
+        "plain_launches": _population(section.plain_launches),
+    }
+
+
+def _population(blocks: Population) -> dict[str, int]:
+    return asdict(blocks) | {"missing_blocks": blocks.missing_blocks}
+
+
+def _graph(shape: GraphShape) -> dict[str, Any]:
+    document = {name: value for name, value in asdict(shape).items() if name not in _ADDRESSES}
+    for name in ("replay_span", "replay_gap"):
+        durations = document[name]
+        if durations:
+            document[name] = {key: round(value, _MS_DIGITS) for key, value in durations.items()}
+    return document
+
+
+def _dumps(result: Reconciliation) -> dict[str, Any]:
+    events = [books for books in result.files if books.expected_blocks is not None]
+    launches = [books for books in result.files if books.expected_blocks is None]
+    return {
+        "events_written": sum(books.written for books in events),
+        "events_dropped": sum(books.dropped for books in events),
+        "launches_written": sum(books.written for books in launches),
+        "launches_dropped": sum(books.dropped for books in launches),
+        "sequence_gaps": sum(books.sequence_gaps for books in events),
+        "books_balance": _all_balance([books.books_balance for books in events]),
+    }
+
+
+def _all_balance(balances: list[bool | None]) -> bool | None:
+    """False if any file's books do not balance, None if that cannot be known of one."""
+    if False in balances:
+        return False
+    return None if None in balances or not balances else True
+
+
+def _kernels(result: Reconciliation) -> list[dict[str, Any]]:
+    """Add up the kernels of all contexts by name."""
+    blocks: dict[str, int] = {}
+    for kernel in result.kernels:
+        name = kernel.name or f"kernel slot {kernel.kernel_slot}"
+        blocks[name] = blocks.get(name, 0) + kernel.matched_blocks
+    return [{"name": name, "matched_blocks": blocks[name]} for name in sorted(blocks)]

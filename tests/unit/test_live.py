@@ -1,0 +1,47 @@
+from builders import flags, header_bytes
+
+from kvtrace_cli.capture.live import LiveCounters, read_counters, wait_quiet
+from kvtrace_cli.config import TimeLimits
+from kvtrace_cli.dumps import abi
+
+
+def test_headers_of_all_files_are_added_up(tmp_path):
+    (tmp_path / "1-0.events.kvt").write_bytes(header_bytes("events", 10, dropped_count=2))
+    (tmp_path / "1-1.events.kvt").write_bytes(header_bytes("events", 5))
+    (tmp_path / "1.launches.kvt").write_bytes(header_bytes("launches", 3, dropped_count=1))
+    assert read_counters(tmp_path) == LiveCounters(
+        event_files=2, events=15, launches=3, dropped=3, patched=True
+    )
+
+
+def test_a_file_that_is_just_being_made_is_left_out(tmp_path):
+    (tmp_path / "1-0.events.kvt").write_bytes(b"KVT")
+    (tmp_path / "2-0.events.kvt").write_bytes(bytes(64))
+    assert read_counters(tmp_path) == LiveCounters()
+    assert not read_counters(tmp_path / "none").attached
+
+
+def test_a_context_without_a_patched_module_is_not_attached(tmp_path):
+    header = header_bytes("events", 0, flags=flags("CLOSED"))
+    (tmp_path / "1-0.events.kvt").write_bytes(header)
+    assert not read_counters(tmp_path).attached
+
+
+def test_the_first_failure_is_named(tmp_path):
+    site = abi.constant("KVTRACE_SITE_PATCH_MODULE")
+    header = header_bytes("events", 0, first_failure_site=site)
+    (tmp_path / "1-0.events.kvt").write_bytes(header)
+    assert read_counters(tmp_path).first_failure == "patch_module"
+
+
+def test_counters_that_never_stand_still_are_given_up(tmp_path):
+    looks = []
+
+    def grow(counters):
+        looks.append(counters.events)
+        data = header_bytes("events", len(looks))
+        (tmp_path / "1-0.events.kvt").write_bytes(data)
+
+    limits = TimeLimits(quiet_s=0.1, drain_s=0.3, poll_s=0.02)
+    assert not wait_quiet(tmp_path, limits, grow)
+    assert wait_quiet(tmp_path, limits, lambda _counters: None)

@@ -1,0 +1,53 @@
+import pytest
+
+from kvtrace_cli.capture.server_log import TAIL_LINES, ServerLog
+
+
+@pytest.fixture
+def log(tmp_path):
+    (tmp_path / "server.log").touch()
+    return ServerLog(tmp_path / "server.log")
+
+
+def add(log, text):
+    with log.path.open("a") as file:
+        file.write(text)
+    log.follow()
+
+
+def test_phases_follow_the_log(log):
+    phases = []
+    for line in (
+        "INFO [gpu_worker.py] Starting to load model Qwen3-14B...\n",
+        "INFO Dynamo bytecode transform time: 5.1 s\n",
+        "INFO Capturing CUDA graphs (decode, FULL): 0%\n",
+        "INFO Starting vLLM API server on http://127.0.0.1:4000\n",
+    ):
+        add(log, line)
+        phases.append(log.phase)
+    assert phases == ["loading weights", "compiling", "capturing graphs", "opening the port"]
+
+
+def test_a_line_is_judged_when_it_is_whole(log):
+    add(log, "RuntimeError: CUDA ")
+    assert log.fatal_line is None
+    add(log, "error: misaligned address\nmore\n")
+    assert log.fatal_line == "RuntimeError: CUDA error: misaligned address"
+
+
+def test_the_first_fatal_line_is_kept(log):
+    add(log, "EngineCore encountered a fatal error.\nEngineDeadError\n")
+    assert log.fatal_line == "EngineCore encountered a fatal error."
+
+
+def test_ordinary_lines_are_not_fatal(log):
+    add(log, "INFO CUDA graphs captured\nWARNING no error here\n\xff\xfe\n")
+    assert log.fatal_line is None
+
+
+def test_the_tail_is_short_and_says_where_the_rest_is(log):
+    add(log, "".join(f"line {number}\n" for number in range(1000)))
+    tail = log.tail()
+    assert str(log.path) in tail
+    assert len(tail.splitlines()) == TAIL_LINES + 1
+    assert tail.endswith("line 999")

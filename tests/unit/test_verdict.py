@@ -1,0 +1,100 @@
+"""The verdict: silence and the unknowable are never success, and a mismatch outweighs both."""
+
+from dataclasses import replace
+
+import builders
+import pytest
+from builders import Trace, flags, reconciled, request, seven_replays
+
+from kvtrace_cli.analysis.model import Verdict
+
+
+def assert_reason(result, text):
+    assert any(text in reason for reason in result.reasons), result.reasons
+
+
+def graph_counts(section):
+    blocks = section.graph_nodes
+    return (blocks.launches, blocks.expected_blocks, blocks.matched_blocks)
+
+
+def empty(**changes):
+    return Trace(changes=changes)
+
+
+INCONCLUSIVE = {
+    "nothing recorded": ([], {}, "attached to no process"),
+    "no target": ([empty(flags=flags("CLOSED"))], {}, "No process patched a target kernel"),
+    "no launch": ([empty()], {}, "no launch of it and no event"),
+    "conditional nodes": (
+        [replace(seven_replays(), changes={"flags": flags("CLOSED", "CONDITIONAL_NODES")})],
+        {},
+        "conditional nodes",
+    ),
+    "device graphs": (
+        [replace(seven_replays(), changes={"flags": flags("CLOSED", "DEVICE_GRAPHS")})],
+        {},
+        "launch graphs from the device",
+    ),
+    "incomplete": ([seven_replays()], {"complete": False}, "did not end in order"),
+    "injector failure": (
+        [replace(seven_replays(), changes={"first_failure_site": 10, "first_failure_result": 3})],
+        {},
+        "process 4711 failed at bind_function (result 3)",
+    ),
+    "empty window": (
+        [seven_replays()],
+        {"requests": [request(host_monotonic_begin_ns=1 << 61)]},
+        "no target kernel was launched during it",
+    ),
+    "target not patched": (
+        [seven_replays()],
+        {"journal_lines": [{"event": "target_not_patched", "name": "k"}]},
+        "The target kernel k ran in a module that could not be patched",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INCONCLUSIVE)
+def test_silence_and_the_unknowable_are_never_success(tmp_path, case):
+    traces, options, reason = INCONCLUSIVE[case]
+    result = reconciled(tmp_path, *traces, **options)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert_reason(result, reason)
+
+
+def test_attached_but_no_context(tmp_path):
+    run = builders.write_run(tmp_path / "run")
+    builders.write_lines(run / "raw/5.journal.jsonl", [{"event": "attached"}])
+    recording = builders.read_recording(builders.open_run_dir(run, allow_incomplete=False))
+    result = builders.reconcile(recording)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert_reason(result, "no process created a CUDA context")
+
+
+def test_a_mismatch_outweighs_the_inconclusive(tmp_path):
+    trace = seven_replays()
+    trace.lose(5)
+    result = reconciled(tmp_path, trace, complete=False)
+    assert result.verdict is Verdict.MISMATCH
+    assert_reason(result, "did not end in order")
+
+
+def test_an_incomplete_run_still_gives_numbers(tmp_path):
+    trace = replace(seven_replays(), changes={"flags": flags("PATCHED")})
+    requests = [request(host_monotonic_end_ns=None, http_status=None)]
+    result = reconciled(tmp_path, trace, complete=False, requests=requests)
+    assert graph_counts(result.measured) == (280, 280, 280)
+    assert any("was not closed in order" in note for note in result.notes)
+
+
+def test_without_a_measured_request_only_the_whole_life_is_judged(tmp_path):
+    result = reconciled(tmp_path, seven_replays(), requests=[])
+    assert result.verdict is Verdict.AGREES
+    assert result.measured is None
+    assert any("No measured request" in note for note in result.notes)
+
+
+def test_an_emulated_run_is_marked(tmp_path):
+    trace = replace(seven_replays(), changes={"flags": flags("CLOSED", "PATCHED", "EMULATED")})
+    assert reconciled(tmp_path, trace).emulated
