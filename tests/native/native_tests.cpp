@@ -2,7 +2,7 @@
  * Host tests of the injector's parts that need no CUDA. `native_tests DIR` runs all of them with
  * DIR for files; it prints what failed and exits 1.
  */
-#include "host_platform.h"
+#include "../../injector/emulator/host_platform.h"
 
 #include "../../injector/device/block_event.h"
 

@@ -1,4 +1,4 @@
-"""Build and run the C++ tests: plainly, and under the address, undefined-behaviour and thread sanitizers."""
+"""Build and run the C++ tests: plainly, and under the address and thread sanitizers."""
 
 import json
 import shutil

@@ -1,0 +1,84 @@
+"""How an engine is started: its command and environment. One object for each engine."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kvtrace_cli.capture.model import Model
+from kvtrace_cli.config import RunConfig, Weights
+
+
+class Engine(Protocol):
+    """What the launcher needs to know of an engine."""
+
+    @property
+    def name(self) -> str:
+        """The value of `--engine` that stands for it."""
+
+    def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
+        """Return the command line of a server on 127.0.0.1:port."""
+
+    def environment(self, base: Mapping[str, str], model: Model) -> dict[str, str]:
+        """Return the environment to start it in; the user's own values win."""
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """vLLM's own server, in the set-up whose counts are known by hand."""
+
+    name: str = "vllm"
+
+    def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
+        """Return `python -m vllm... serve` with every setting spelled out, the user's last."""
+        engine = config.engine
+        compilation = {
+            "cudagraph_mode": engine.cudagraph_mode,
+            "cudagraph_capture_sizes": list(engine.capture_sizes),
+        }
+        command = [str(engine.python), "-m", "vllm.entrypoints.cli.main", "serve", model.source]
+        command += ["--served-model-name", model.served_name]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--dtype", engine.dtype]
+        if model.weights is Weights.DUMMY:
+            command += ["--load-format", "dummy"]
+        command += ["--generation-config", "vllm"]
+        command += ["--max-model-len", str(config.max_model_len)]
+        command += ["--max-num-seqs", str(engine.max_num_seqs)]
+        command += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+        command += ["--kv-cache-memory-bytes", str(engine.kv_cache_memory_bytes)]
+        command += ["--no-enable-prefix-caching", "--async-scheduling"]
+        command += ["--attention-backend", engine.attention_backend]
+        if engine.flash_attention is not None:
+            command += [f"--attention-config.flash_attn_version={engine.flash_attention}"]
+        command += ["--compilation-config", json.dumps(compilation, separators=(",", ":"))]
+        # Autotune is a large step before anything else: events that answer no question.
+        command += ["--no-enable-flashinfer-autotune"]
+        # The default of 0 s kills the engine before it ends in order.
+        command += ["--shutdown-timeout", str(config.limits.shutdown_s)]
+        return [*command, *engine.arguments]
+
+    def environment(self, base: Mapping[str, str], model: Model) -> dict[str, str]:
+        """Return `base` with vLLM's settings where the user made none."""
+        environment = dict(base)
+        environment.setdefault("VLLM_NO_USAGE_STATS", "1")
+        environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        environment.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "20")
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        if model.weights is Weights.DUMMY:
+            environment.setdefault("HF_HUB_OFFLINE", "1")
+        return _with_absolute_python_path(environment)
+
+
+ENGINES: dict[str, Engine] = {"vllm": VllmEngine()}
+
+
+def _with_absolute_python_path(environment: dict[str, str]) -> dict[str, str]:
+    """Resolve PYTHONPATH: the engine does not run in the user's working directory."""
+    entries = environment.get("PYTHONPATH")
+    if entries:
+        absolute = [str(Path(entry).absolute()) for entry in entries.split(os.pathsep) if entry]
+        environment["PYTHONPATH"] = os.pathsep.join(absolute)
+    return environment

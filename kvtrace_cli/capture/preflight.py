@@ -1,0 +1,257 @@
+"""Look at this machine before a run, so that what cannot work fails in a second, not in minutes."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from kvtrace_cli.capture.gpus import Gpu, cuda_driver_version, list_gpus
+from kvtrace_cli.capture.injection import check_environment
+from kvtrace_cli.capture.libraries import Injector, find_injector, find_sanitizer_library
+from kvtrace_cli.config import EngineConfig, RecordingConfig
+from kvtrace_cli.dumps import abi
+from kvtrace_cli.errors import ConfigError
+
+OLDEST_VLLM = (0, 20)
+NEWEST_VLLM = (0, 33)
+MIB = 1024**2
+# The model comes on top, and so does what the engine needs to compute.
+_MEMORY_MARGIN_MIB = 2048
+_DISK_WANTED_MIB = 1024
+_DISK_LEAST_MIB = 128
+_PROBE_TIMEOUT_S = 60
+_VERSION_PROBE = """
+import importlib.metadata as m, json, platform
+found = {"python": platform.python_version()}
+for name in ("vllm", "torch"):
+    try:
+        found[name] = m.version(name)
+    except m.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+class Status(str, Enum):
+    """What a check came to."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: what was found, and what to do about it unless it is ok."""
+
+    name: str
+    status: Status
+    found: str
+    next_step: str | None = None
+
+
+@dataclass
+class Preflight:
+    """All checks, and what was found on the way that a run needs."""
+
+    checks: list[Check] = field(default_factory=list)
+    injector: Injector | None = None
+    sanitizer_library: Path | None = None
+    gpus: list[Gpu] = field(default_factory=list)
+    cuda_driver: str | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks without which a run cannot work."""
+        return [check for check in self.checks if check.status is Status.FAIL]
+
+
+def run_preflight(
+    engine: EngineConfig, recording: RecordingConfig, out: Path | None = None
+) -> Preflight:
+    """Check everything such a run needs; never raises for what it finds."""
+    found = Preflight()
+    if recording.enabled:
+        found.checks += [_check_injector(recording, found), _check_sanitizer(recording, found)]
+    found.checks += [_check_driver(found), _check_gpus(engine, found), _check_vllm(engine, found)]
+    if engine.port is not None:
+        found.checks.append(_check_port(engine.port))
+    found.checks.append(_check_disk(out or Path.cwd()))
+    return found
+
+
+def demand(preflight: Preflight) -> None:
+    """Refuse to start a run that cannot work.
+
+    Raises:
+        ConfigError: a check failed; the message has each with its next step.
+    """
+    failed = preflight.failed
+    if failed:
+        lines = [f"{check.name}: {check.found}; {check.next_step}" for check in failed]
+        raise ConfigError("this run cannot work here:\n  " + "\n  ".join(lines))
+
+
+def _check_injector(recording: RecordingConfig, found: Preflight) -> Check:
+    try:
+        injector = find_injector(recording.injector)
+        check_environment(os.environ, recording, injector.path)
+    except ConfigError as error:
+        return _failure("injector", error)
+    found.injector = injector
+    expected = abi.constant("KVTRACE_ABI_VERSION")
+    if injector.abi_version is None:
+        return Check(
+            "injector",
+            Status.WARN,
+            f"{injector.path} carries no build stamp",
+            "build it again with `make injector` if the run records nothing",
+        )
+    if injector.abi_version != expected:
+        return Check(
+            "injector",
+            Status.FAIL,
+            f"{injector.path} speaks ABI {injector.abi_version}, this kvtrace {expected}",
+            "build it again with `make injector`",
+        )
+    return Check("injector", Status.OK, f"{injector.path} ({injector.build})")
+
+
+def _check_sanitizer(recording: RecordingConfig, found: Preflight) -> Check:
+    try:
+        found.sanitizer_library = find_sanitizer_library(recording.sanitizer_library)
+    except ConfigError as error:
+        return _failure("sanitizer library", error)
+    return Check("sanitizer library", Status.OK, str(found.sanitizer_library))
+
+
+def _check_driver(found: Preflight) -> Check:
+    found.cuda_driver = cuda_driver_version()
+    found.gpus = list_gpus()
+    if found.cuda_driver is not None:
+        return Check("driver", Status.OK, f"libcuda.so.1 for CUDA {found.cuda_driver}")
+    if found.gpus:
+        return Check(
+            "driver",
+            Status.WARN,
+            "nvidia-smi answers, but libcuda.so.1 cannot be loaded",
+            "make libcuda.so.1 visible to the loader (in a container: the compute capability)",
+        )
+    return Check(
+        "driver",
+        Status.FAIL,
+        "no libcuda.so.1 and no answer from nvidia-smi",
+        "record on a machine with an NVIDIA GPU; reading a run needs none",
+    )
+
+
+def _check_gpus(engine: EngineConfig, found: Preflight) -> Check:
+    if not found.gpus:
+        return Check(
+            "gpu", Status.WARN, "nvidia-smi names none", "see whether `nvidia-smi` works here"
+        )
+    names = ", ".join(f"{gpu.name} (sm {gpu.compute_capability})" for gpu in found.gpus)
+    wanted = engine.kv_cache_memory_bytes // MIB + _MEMORY_MARGIN_MIB
+    free = [gpu.memory_free_mib for gpu in found.gpus if gpu.memory_free_mib is not None]
+    if free and max(free) < wanted:
+        return Check(
+            "gpu",
+            Status.WARN,
+            f"{names}: {max(free)} MiB free, the KV cache alone wants {wanted} MiB",
+            "end what else runs on it, or ask for less: -- --kv-cache-memory-bytes N",
+        )
+    return Check("gpu", Status.OK, names + (f", {max(free)} MiB free" if free else ""))
+
+
+def _check_vllm(engine: EngineConfig, found: Preflight) -> Check:
+    try:
+        found.versions = _probe_versions(engine.python)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Check(
+            "vllm",
+            Status.FAIL,
+            f"{engine.python} does not run: {error}",
+            "name the Python interpreter that has vLLM with --python",
+        )
+    version = found.versions.get("vllm")
+    if version is None:
+        return Check(
+            "vllm",
+            Status.FAIL,
+            f"{engine.python} has no vLLM",
+            "name the Python interpreter that has vLLM with --python, or install it there",
+        )
+    text = f"vLLM {version}, torch {found.versions.get('torch') or 'absent'}"
+    if not is_supported_vllm(version):
+        oldest, newest = (".".join(map(str, part)) for part in (OLDEST_VLLM, NEWEST_VLLM))
+        return Check(
+            "vllm",
+            Status.WARN,
+            text,
+            f"kvtrace knows {oldest} to {newest}; check that the kernel and the flags still exist",
+        )
+    return Check("vllm", Status.OK, text)
+
+
+def is_supported_vllm(version: str) -> bool:
+    """Say whether a version such as 0.26.0+cu130 is one that kvtrace knows."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return False
+    return OLDEST_VLLM <= (int(numbers.group(1)), int(numbers.group(2))) <= NEWEST_VLLM
+
+
+def _probe_versions(python: Path) -> dict[str, str | None]:
+    answer = subprocess.run(
+        [str(python), "-c", _VERSION_PROBE],
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_TIMEOUT_S,
+        check=False,
+    )
+    if answer.returncode != 0:
+        reason = answer.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise ValueError(f"exit status {answer.returncode}: {reason[0]}")
+    versions = json.loads(answer.stdout)
+    if not isinstance(versions, dict):
+        raise ValueError(f"unexpected answer {answer.stdout[:80]!r}")  # noqa: TRY004  one except
+    return versions
+
+
+def _check_port(port: int) -> Check:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check(
+                "port",
+                Status.FAIL,
+                f"127.0.0.1:{port}: {error.strerror}",
+                "choose another --port, or leave it out for a free one",
+            )
+    return Check("port", Status.OK, f"127.0.0.1:{port} is free")
+
+
+def _check_disk(out: Path) -> Check:
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free // MIB
+    if free < _DISK_LEAST_MIB:
+        status = Status.FAIL
+    else:
+        status = Status.WARN if free < _DISK_WANTED_MIB else Status.OK
+    step = None if status is Status.OK else "choose another --out, or make room"
+    return Check("disk space", status, f"{free} MiB free in {place}", step)
+
+
+def _failure(name: str, error: ConfigError) -> Check:
+    found, _, step = str(error).partition("; ")
+    return Check(name, Status.FAIL, found, step or None)

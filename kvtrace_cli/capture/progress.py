@@ -1,0 +1,58 @@
+"""Say on stderr what a run is doing: a live line on a terminal, else one line a phase."""
+
+from rich.status import Status
+
+from kvtrace_cli import console
+from kvtrace_cli.capture.live import LiveCounters
+
+
+class Progress:
+    """The phases of one run, with the counts of the recording where there are any."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._phase: str | None = None
+        self._status = Status("", console=console.err) if console.err.is_terminal else None
+        if self._status is not None:
+            self._status.start()
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self._status is not None:
+            self._status.stop()
+
+    def phase(self, name: str) -> None:
+        """Enter a phase; naming the current one again does nothing."""
+        if name == self._phase:
+            return
+        self._phase = name
+        if self._status is None:
+            _say(f"kvtrace: {name}")
+        else:
+            self._status.update(name)
+
+    def counters(self, counters: LiveCounters) -> None:
+        """Show what was recorded so far; only a terminal shows it while it changes."""
+        if self._status is not None and self._phase is not None:
+            self._status.update(f"{self._phase}: {describe_counters(counters)}")
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        _say(f"kvtrace: {text}")
+
+    def detail(self, text: str) -> None:
+        """Print a line that stays, if the user wants to know more."""
+        if self._verbose:
+            _say(f"kvtrace: {text}")
+
+
+def describe_counters(counters: LiveCounters) -> str:
+    """Say what was recorded, drops included even if there are none."""
+    return (
+        f"{counters.events:,} block events, {counters.launches:,} launch records, "
+        f"{counters.dropped:,} dropped"
+    )
+
+
+def _say(text: str) -> None:
+    console.err.print(text, markup=False, highlight=False, soft_wrap=True)

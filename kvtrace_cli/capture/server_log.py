@@ -1,0 +1,65 @@
+"""Follow the engine's log: which phase it is in, and the lines that say it died inside."""
+
+import re
+from pathlib import Path
+
+TAIL_LINES = 20
+_TAIL_BYTES = 64 * 1024
+
+# Texts of vLLM 0.20 to 0.33, in the order in which they appear.
+_PHASES = (
+    (re.compile(r"Starting to load model|Loading (safetensors|weights)"), "loading weights"),
+    (re.compile(r"torch\.compile|Dynamo bytecode|Compiling a graph|Cache the graph"), "compiling"),
+    (re.compile(r"Capturing CUDA graph|Graph capturing"), "capturing graphs"),
+    (re.compile(r"Starting vLLM (API )?server|Application startup complete"), "opening the port"),
+)
+_FATAL = re.compile(
+    r"CUDA error|misaligned address|illegal memory access|EngineDeadError"
+    r"|EngineCore (encountered a fatal error|failed to start)"
+)
+
+
+class ServerLog:
+    """Reads a log that another process appends to; every call reads only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._partial = ""
+        self._phase: str | None = None
+        self._fatal_line: str | None = None
+
+    def follow(self) -> None:
+        """Read the lines that came since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        *lines, self._partial = (self._partial + data.decode(errors="replace")).split("\n")
+        for line in lines:
+            self._look_at(line)
+
+    @property
+    def phase(self) -> str | None:
+        """The last phase of the start that the log named."""
+        return self._phase
+
+    @property
+    def fatal_line(self) -> str | None:
+        """The first line that says the engine cannot go on."""
+        return self._fatal_line
+
+    def tail(self) -> str:
+        """Return the last lines of the log, indented, and where the rest is."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        shown = "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
+        return f"the end of its log (all of it: {self.path}):\n{shown}"
+
+    def _look_at(self, line: str) -> None:
+        for pattern, phase in _PHASES:
+            if pattern.search(line):
+                self._phase = phase
+        if self._fatal_line is None and _FATAL.search(line):
+            self._fatal_line = line.strip()

@@ -1,0 +1,195 @@
+"""What a run was asked to do, as frozen dataclasses. Defaults live here and nowhere else."""
+
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from kvtrace_cli.errors import ConfigError
+
+GIB = 1024**3
+MAX_RING_EVENTS = 2**26
+MIN_TABLE_ENTRIES = 16
+MAX_MODEL_LEN_STEP = 1024
+
+
+class Weights(str, Enum):
+    """Where the model's weights come from."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+class Role(str, Enum):
+    """What a request is for: `requests.jsonl` says it for each."""
+
+    WARMUP = "warmup"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One completion to ask for. Prompts are token ids, so no tokenizer has a say."""
+
+    role: Role
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """How many requests of which size; one warm-up comes first."""
+
+    prompt_tokens: int = 8
+    max_tokens: int = 8
+    warmup_max_tokens: int = 1
+    repeat: int = 1
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        # A 1-token prompt may be scheduled as a decode: one replay too many.
+        _at_least("--prompt-tokens", self.prompt_tokens, 2)
+        _at_least("--max-tokens", self.max_tokens, 1)
+        _at_least("--repeat", self.repeat, 1)
+
+    def specs(self) -> tuple[RequestSpec, ...]:
+        """Return the warm-up and the measured requests, in the order they are sent."""
+        # Ids that every vocabulary has, none of them a special token.
+        prompt = tuple(10 + index % 200 for index in range(self.prompt_tokens))
+        warmup = RequestSpec(Role.WARMUP, prompt, self.warmup_max_tokens)
+        measured = RequestSpec(Role.MEASURED, prompt, self.max_tokens, self.stream)
+        return (warmup, *(measured for _ in range(self.repeat)))
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine is started. The set-up is the one whose counts are known by hand."""
+
+    engine: str = "vllm"
+    python: Path = Path(sys.executable)
+    port: int | None = None
+    dtype: str = "bfloat16"
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    kv_cache_memory_bytes: int = 8 * GIB
+    attention_backend: str = "FLASH_ATTN"
+    flash_attention: int | None = None
+    cudagraph_mode: str = "FULL_AND_PIECEWISE"
+    capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.flash_attention not in (None, 2, 3):
+            raise ConfigError(
+                f"--flash-attention: found {self.flash_attention}, expected 2 or 3; "
+                "leave it out for the engine's own choice"
+            )
+        if not self.capture_sizes or min(self.capture_sizes) < 1:
+            raise ConfigError(
+                f"--capture-sizes: found {','.join(map(str, self.capture_sizes)) or 'nothing'}, "
+                "expected positive numbers such as 1,2,4,8"
+            )
+        if self.port is not None and not 1 <= self.port <= 65535:  # noqa: PLR2004  the port range
+            raise ConfigError(f"--port: found {self.port}, expected 1 to 65535")
+        if self.arguments and not self.arguments[0].startswith("-"):
+            raise ConfigError(
+                f"unexpected argument {self.arguments[0]!r}; "
+                "arguments for the engine come after `--` and start with a dash"
+            )
+
+
+@dataclass(frozen=True)
+class RecordingConfig:
+    """What the injector records, and how it gets into the engine."""
+
+    enabled: bool = True
+    kernels: tuple[str, ...] = ("reshape_and_cache_flash_kernel",)
+    ring_events: int = 1_048_576
+    launch_records: int = 65_536
+    one_shot: bool = False
+    stamps: bool = True
+    drain_interval_us: int = 1000
+    injector: Path | None = None
+    sanitizer_library: Path | None = None
+    # By default the injection variable alone: only a process that initialises CUDA acts on it,
+    # while LD_PRELOAD reaches some 70 processes of one `vllm serve`.
+    injection: bool = True
+    preload: bool = False
+
+    def __post_init__(self) -> None:
+        _power_of_two("--ring-events", self.ring_events)
+        _power_of_two("--launch-records", self.launch_records)
+        if not self.kernels or not all(self.kernels):
+            raise ConfigError("--kernel: found an empty name, expected a kernel's base name")
+        if self.enabled and not (self.injection or self.preload):
+            raise ConfigError(
+                "--no-injection: nothing is left that would load the injector; "
+                "add --preload, or --no-trace to run without recording"
+            )
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """How long to wait for what, seconds."""
+
+    ready_s: float = 900.0
+    request_s: float = 300.0
+    health_s: float = 5.0
+    quiet_s: float = 0.5
+    drain_s: float = 10.0
+    # Passed to the engine; 0 there means that it kills its own tree at once.
+    shutdown_s: int = 30
+    shutdown_margin_s: float = 15.0
+    # An interrupted start took 8 to 14 s to end.
+    startup_stop_s: float = 20.0
+    settle_s: float = 2.0
+    # An engine whose parent is gone took 4.5 to 10 s to end by SIGTERM.
+    terminate_s: float = 12.0
+    kill_s: float = 5.0
+    poll_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        _positive("--ready-timeout", self.ready_s)
+        _positive("--request-timeout", self.request_s)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: which model, which engine, which requests, what is recorded."""
+
+    model: str
+    weights: Weights = Weights.AUTO
+    out: Path | None = None
+    force: bool = False
+    requests: RequestPlan = field(default_factory=RequestPlan)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    recording: RecordingConfig = field(default_factory=RecordingConfig)
+    limits: TimeLimits = field(default_factory=TimeLimits)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of context to ask for: the least multiple of 1024 that holds the request."""
+        tokens = self.requests.prompt_tokens + self.requests.max_tokens
+        return -(-tokens // MAX_MODEL_LEN_STEP) * MAX_MODEL_LEN_STEP
+
+
+def _at_least(option: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{option}: found {value}, expected {least} or more")
+
+
+def _positive(option: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{option}: found {value:g}, expected seconds, more than 0")
+
+
+def _power_of_two(option: str, value: int) -> None:
+    if MIN_TABLE_ENTRIES <= value <= MAX_RING_EVENTS and value & (value - 1) == 0:
+        return
+    below = 1 << max(value, MIN_TABLE_ENTRIES).bit_length() - 1
+    nearest = min(below, MAX_RING_EVENTS)
+    raise ConfigError(
+        f"{option}: found {value}, expected a power of two from {MIN_TABLE_ENTRIES} to "
+        f"{MAX_RING_EVENTS}; {nearest} is one"
+    )
