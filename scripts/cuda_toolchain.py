@@ -70,7 +70,9 @@ def install(packages: tuple[str, ...]) -> None:
 
 def main() -> int:
     """Print the variables; 1 with a sentence if something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--install", action="store_true", help="install what is missing")
     args = parser.parse_args()
     if args.install and (not find_nvcc() or not find_header("cuda.h")):
@@ -84,8 +86,11 @@ def main() -> int:
     }
     missing = [name for name, path in found.items() if path is None]
     if missing:
-        print(f"not found: {', '.join(missing)}; install the CUDA 13 toolkit, or run this with "
-              "--install to take NVIDIA's packages", file=sys.stderr)
+        print(
+            f"not found: {', '.join(missing)}; install the CUDA 13 toolkit, or run this with "
+            "--install to take NVIDIA's packages",
+            file=sys.stderr,
+        )
         return 1
     print(" ".join(f"{name}={path}" for name, path in found.items()))
     return 0

@@ -1,4 +1,4 @@
-"""Tag a wheel that carries the compiled injector for this platform; without it the wheel is pure."""
+"""Tag a wheel for this platform if it carries the injector; without it the wheel is pure."""
 
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,7 @@
 /* A host stand-in for the GPU's registers and stores, so that block_event.h runs in plain threads.
  */
-#ifndef KVTRACE_TESTS_HOST_PLATFORM_H
-#define KVTRACE_TESTS_HOST_PLATFORM_H
+#ifndef KVTRACE_HOST_PLATFORM_H
+#define KVTRACE_HOST_PLATFORM_H
 
 #include <cstring>
 
@@ -11,18 +11,20 @@
 
 namespace kvtrace_platform {
 
+/* The block that this thread runs. */
 struct Block {
     uint64_t grid_id = 0;
     uint64_t globaltimer_ns = 0;
     uint32_t x = 0;
     uint32_t y = 0;
     uint32_t z = 0;
+    uint32_t sm_id = 0;
 };
 inline thread_local Block block;
 
 inline uint64_t globaltimer_ns() { return block.globaltimer_ns; }
 inline uint64_t grid_id() { return block.grid_id; }
-inline uint32_t sm_id() { return 0; }
+inline uint32_t sm_id() { return block.sm_id; }
 inline uint32_t block_idx_x() { return block.x; }
 inline uint32_t block_idx_y() { return block.y; }
 inline uint32_t block_idx_z() { return block.z; }

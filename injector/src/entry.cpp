@@ -70,10 +70,12 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
     return 1;
 }
 
-/* Version of the ABI that this library was built for, so that the launcher can compare. */
-extern "C" __attribute__((visibility("default"))) unsigned int kvtrace_abi_version(void) {
-    return KVTRACE_ABI_VERSION;
-}
+/* Read from the file by the launcher, which must not load a library just to ask it. */
+#define KVTRACE_TEXT(value) #value
+#define KVTRACE_NUMBER_TEXT(value) KVTRACE_TEXT(value)
+extern "C" __attribute__((visibility("default"), used)) const char kvtrace_build_stamp[] =
+    "kvtrace-injector abi=" KVTRACE_NUMBER_TEXT(KVTRACE_ABI_VERSION) " cuda=" KVTRACE_CUDA_RELEASE
+                                                                     " sm=" KVTRACE_SM_LIST;
 
 __attribute__((constructor)) static void on_load() {
     Dl_info self;

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Record the runs that tests/data and docs/measurements.md are made from, on a machine with a GPU.
+#
+#     scripts/record_vllm_runs.sh OUT STEP...
+#
+# Steps: fa3, fa2 (the request with FlashAttention 3 and 2), tiny (a ring and a table too small),
+# kill (the engine is killed in the middle of a long request), itl (five requests of 128 tokens,
+# with and without recording in turn). Each prints its table and its exit code.
+# PYTHON names the interpreter with vLLM; ITL_ROUNDS how often `itl` alternates (default 2).
+set -uo pipefail
+
+out=$1
+shift
+python=${PYTHON:-python3}
+export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 COLUMNS=80
+mkdir -p "$out"
+
+# note LABEL COMMAND...: run it with a time-out, keep its output, say how it ended.
+note() {
+    local label=$1 begin=$SECONDS code=0
+    shift
+    timeout --signal=INT --kill-after=60 "${LIMIT:-240}" "$@" >"$out/$label.out" 2>"$out/$label.err" || code=$?
+    echo "== $label: exit $code after $((SECONDS - begin)) s"
+    tail -n 40 "$out/$label.out"
+    tail -n 12 "$out/$label.err"
+}
+
+trace() {
+    "$python" -m kvtrace_cli run --model Qwen3-14B --weights dummy "$@"
+}
+
+request() {
+    note "$1" "$python" -m kvtrace_cli run --model Qwen3-14B --weights dummy --out "$out/$1" "${@:2}"
+}
+
+# Wait until the measured request is on its way, then kill the process that owns the GPU.
+kill_engine() {
+    trace --out "$out/kill" --max-tokens 900 >"$out/kill.out" 2>"$out/kill.err" &
+    local run=$! code=0 engine
+    for _ in $(seq 240); do
+        sleep 1
+        engine=$(pgrep -f 'VLLM::EngineCore' | head -n 1)
+        # The measured request has begun when the warm-up's line is there.
+        if [ -n "$engine" ] && grep -q warmup "$out/kill/requests.jsonl" 2>/dev/null; then
+            sleep 3
+            kill -KILL "$engine"
+            break
+        fi
+    done
+    wait "$run" || code=$?
+    echo "== kill: exit $code; $(ls "$out/kill")"
+    tail -n 25 "$out/kill.out" "$out/kill.err"
+    note kill-reconcile "$python" -m kvtrace_cli reconcile --allow-incomplete "$out/kill"
+    pgrep -fa 'VLLM|vllm.entrypoints' && echo "left behind"
+}
+
+itl() {
+    local round
+    for round in $(seq "${ITL_ROUNDS:-2}"); do
+        request "clean-$round" --no-trace --stream --repeat 5 --max-tokens 128
+        request "traced-$round" --stream --repeat 5 --max-tokens 128
+    done
+}
+
+for step in "$@"; do
+    case $step in
+    fa3) request fa3 --flash-attention 3 ;;
+    fa2) LIMIT=400 request fa2 --flash-attention 2 ;;
+    tiny) request tiny --ring-events 4096 --launch-records 256 --one-shot ;;
+    kill) kill_engine ;;
+    itl) itl ;;
+    *)
+        echo "unknown step: $step" >&2
+        exit 2
+        ;;
+    esac
+done
