@@ -66,7 +66,7 @@ for step in "$@"; do
     case $step in
     fa3) request fa3 --flash-attention 3 ;;
     fa2) LIMIT=400 request fa2 --flash-attention 2 ;;
-    tiny) request tiny --ring-events 4096 --launch-records 256 --one-shot ;;
+    tiny) request tiny --ring-events 4096 --launch-records 256 --one-shot --prompt-tokens 256 ;;
     kill) kill_engine ;;
     itl) itl ;;
     *)

@@ -1,0 +1,238 @@
+/* The Sanitizer entry points that the injector uses, and the one driver query. */
+#include "driver.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+using namespace kvtrace_emu;
+
+struct Sanitizer_Subscriber_st {
+    Sanitizer_CallbackFunc callback;
+    void *userdata;
+};
+
+namespace kvtrace_emu {
+namespace {
+
+constexpr uint32_t kDomains = 32;
+constexpr uint32_t kIds = 64;
+constexpr size_t kAlignment = 256;
+
+std::atomic<Sanitizer_Subscriber_st *> subscriber{nullptr};
+std::atomic<bool> is_enabled[kDomains][kIds];
+
+struct Failure {
+    uint32_t n;
+    int result;
+};
+
+std::mutex fault_mutex;
+std::map<std::string, uint64_t> call_counts;
+std::map<std::string, Failure> planned;
+
+/* Count the call, and let it fail if a test or KVTRACE_EMULATOR_FAIL=name:n:result asks for it. */
+SanitizerResult enter(const char *name) {
+    const std::lock_guard<std::mutex> lock(fault_mutex);
+    static const bool read_environment = [] {
+        const char *text = std::getenv("KVTRACE_EMULATOR_FAIL");
+        char function[64] = "";
+        unsigned int n = 0;
+        int result = 0;
+        if (text != nullptr && std::sscanf(text, "%63[^:]:%u:%d", function, &n, &result) == 3) {
+            planned[function] = {n, result};
+        }
+        return true;
+    }();
+    static_cast<void>(read_environment);
+    const uint64_t count = ++call_counts[name];
+    const auto found = planned.find(name);
+    const bool fails = found != planned.end() && (found->second.n == 0 || found->second.n == count);
+    return fails ? static_cast<SanitizerResult>(found->second.result) : SANITIZER_SUCCESS;
+}
+
+SanitizerResult allocate(const char *name, CUcontext handle, void **memory, size_t size) {
+    if (const SanitizerResult result = enter(name)) {
+        return result;
+    }
+    auto *context = reinterpret_cast<kvtrace_emu_context *>(handle);
+    auto owned = std::make_unique<char[]>(size + kAlignment);
+    const auto address = reinterpret_cast<uintptr_t>(owned.get());
+    *memory = owned.get() + (kAlignment - address % kAlignment);
+    const std::lock_guard<std::mutex> lock(context->mutex);
+    context->allocations.push_back(std::move(owned));
+    return SANITIZER_SUCCESS;
+}
+
+template <typename Handle> kvtrace_emu_module *module_of(Handle handle) {
+    return reinterpret_cast<kvtrace_emu_module *>(handle);
+}
+
+} // namespace
+
+void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
+    const Sanitizer_Subscriber_st *to = subscriber.load(std::memory_order_acquire);
+    if (to != nullptr && is_enabled[domain][id].load(std::memory_order_relaxed)) {
+        to->callback(to->userdata, domain, id, data);
+    }
+}
+
+} // namespace kvtrace_emu
+
+extern "C" {
+
+SanitizerResult sanitizerSubscribe(Sanitizer_SubscriberHandle *handle,
+                                   Sanitizer_CallbackFunc callback, void *userdata) {
+    if (const SanitizerResult result = enter("sanitizerSubscribe")) {
+        return result;
+    }
+    auto *made = new Sanitizer_Subscriber_st{callback, userdata};
+    Sanitizer_Subscriber_st *none = nullptr;
+    if (!subscriber.compare_exchange_strong(none, made)) {
+        delete made;
+        return SANITIZER_ERROR_MAX_LIMIT_REACHED;
+    }
+    *handle = made;
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHandle,
+                                        Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id) {
+    if (const SanitizerResult result = enter("sanitizerEnableCallback")) {
+        return result;
+    }
+    if (static_cast<uint32_t>(domain) >= kDomains || id >= kIds) {
+        return SANITIZER_ERROR_INVALID_PARAMETER;
+    }
+    is_enabled[domain][id].store(enable != 0);
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerAlloc(CUcontext context, void **memory, size_t size) {
+    return allocate("sanitizerAlloc", context, memory, size);
+}
+
+SanitizerResult sanitizerAllocHost(CUcontext context, void **memory, size_t size) {
+    return allocate("sanitizerAllocHost", context, memory, size);
+}
+
+SanitizerResult sanitizerMemset(void *memory, int value, size_t count, Sanitizer_StreamHandle) {
+    if (const SanitizerResult result = enter("sanitizerMemset")) {
+        return result;
+    }
+    std::memset(memory, value, count);
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerMemcpyHostToDeviceAsync(void *to, void *from, size_t count,
+                                                 Sanitizer_StreamHandle) {
+    if (const SanitizerResult result = enter("sanitizerMemcpyHostToDeviceAsync")) {
+        return result;
+    }
+    std::memcpy(to, from, count);
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerGetStreamHandle(CUcontext context, CUstream stream,
+                                         Sanitizer_StreamHandle *handle) {
+    if (const SanitizerResult result = enter("sanitizerGetStreamHandle")) {
+        return result;
+    }
+    auto *owner = reinterpret_cast<kvtrace_emu_context *>(context);
+    *handle = stream != nullptr ? reinterpret_cast<Sanitizer_StreamHandle>(stream)
+                                : as<Sanitizer_StreamHandle>(owner->default_stream.get());
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerStreamSynchronize(Sanitizer_StreamHandle stream) {
+    if (const SanitizerResult result = enter("sanitizerStreamSynchronize")) {
+        return result;
+    }
+    reinterpret_cast<kvtrace_emu_stream *>(stream)->wait_idle();
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerAddPatches(const void *image, CUcontext context) {
+    if (const SanitizerResult result = enter("sanitizerAddPatches")) {
+        return result;
+    }
+    reinterpret_cast<kvtrace_emu_context *>(context)->patches_loaded = image != nullptr;
+    return image != nullptr ? SANITIZER_SUCCESS : SANITIZER_ERROR_INVALID_PARAMETER;
+}
+
+SanitizerResult sanitizerPatchInstructions(const Sanitizer_InstructionId instruction,
+                                           CUmodule module, const char *name) {
+    if (const SanitizerResult result = enter("sanitizerPatchInstructions")) {
+        return result;
+    }
+    if (!module_of(module)->context->patches_loaded ||
+        instruction != SANITIZER_INSTRUCTION_BLOCK_ENTER ||
+        std::strcmp(name, "kvtrace_block_enter") != 0) {
+        return SANITIZER_ERROR_INVALID_PARAMETER;
+    }
+    module_of(module)->is_block_enter_marked = true;
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerPatchModule(CUmodule module) {
+    if (const SanitizerResult result = enter("sanitizerPatchModule")) {
+        return result;
+    }
+    module_of(module)->is_patched.store(module_of(module)->is_block_enter_marked,
+                                        std::memory_order_release);
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerSetCallbackData(CUfunction handle, const void *data) {
+    if (const SanitizerResult result = enter("sanitizerSetCallbackData")) {
+        return result;
+    }
+    auto *function = reinterpret_cast<kvtrace_emu_function *>(handle);
+    function->data.store(data, std::memory_order_release);
+    function->is_bound.store(true, std::memory_order_release);
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction,
+                                               Sanitizer_StreamHandle, const void *data) {
+    if (const SanitizerResult result = enter("sanitizerSetLaunchCallbackData")) {
+        return result;
+    }
+    auto *node = reinterpret_cast<ExecNode *>(launch);
+    node->launch_data = data;
+    node->has_launch_data = true;
+    return SANITIZER_SUCCESS;
+}
+
+SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule module, const char *name, uint64_t *pc,
+                                              uint64_t *size) {
+    if (const SanitizerResult result = enter("sanitizerGetFunctionPcAndSize")) {
+        return result;
+    }
+    for (const auto &function : module_of(module)->functions) {
+        if (function->name == name) {
+            *pc = function->pc;
+            *size = 4096;
+            return SANITIZER_SUCCESS;
+        }
+    }
+    return SANITIZER_ERROR_INVALID_PARAMETER;
+}
+
+CUresult cuFuncGetName(const char **name, CUfunction function) {
+    *name = reinterpret_cast<kvtrace_emu_function *>(function)->name.c_str();
+    return CUDA_SUCCESS;
+}
+
+void kvtrace_emu_fail(const char *function_name, uint32_t n, int result) {
+    const std::lock_guard<std::mutex> lock(fault_mutex);
+    planned[function_name] = {n, result};
+}
+
+uint64_t kvtrace_emu_calls(const char *function_name) {
+    const std::lock_guard<std::mutex> lock(fault_mutex);
+    const auto found = call_counts.find(function_name);
+    return found != call_counts.end() ? found->second : 0;
+}
+
+} // extern "C"
