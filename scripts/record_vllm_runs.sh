@@ -5,7 +5,8 @@
 #
 # Steps: fa3, fa2 (the request with FlashAttention 3 and 2), tiny (a ring and a table too small),
 # kill (the engine is killed in the middle of a long request), itl (five requests of 128 tokens,
-# with and without recording in turn). Each prints its table and its exit code.
+# with and without recording in turn), nostamps (the same, recorded without launch stamps). Each
+# prints its table and its exit code.
 # PYTHON names the interpreter with vLLM; ITL_ROUNDS how often `itl` alternates (default 2).
 set -uo pipefail
 
@@ -69,6 +70,8 @@ for step in "$@"; do
     tiny) request tiny --ring-events 4096 --launch-records 256 --one-shot --prompt-tokens 256 ;;
     kill) kill_engine ;;
     itl) itl ;;
+    nostamps) request nostamps --no-stamps --stream --repeat 5 --max-tokens 128 ;;
+    traced) request traced --stream --repeat 5 --max-tokens 128 ;;
     *)
         echo "unknown step: $step" >&2
         exit 2

@@ -14,9 +14,10 @@ namespace kvtrace {
 namespace {
 
 constexpr uint32_t kShortestSleepUs = 100;
-/* At an orderly end events may still be on the bus: look until nothing new comes for this long. */
+/* At an orderly end events may still be on the bus: look until nothing new comes for this long and
+ * no hole keeps back what stands behind it. */
 constexpr uint64_t kQuietNs = 5000000;
-constexpr uint64_t kLongestEndNs = 200000000;
+constexpr uint64_t kLongestEndNs = 2000000000;
 
 pthread_t drain_thread;
 std::atomic<bool> stop_requested{false};
@@ -102,16 +103,32 @@ void *drain_loop(void *argument) {
     return nullptr;
 }
 
-void drain_until_quiet(Injector *self) {
+/* Call `drain` until it finds nothing any more; `is_waiting` says that more is known to come. */
+template <typename Drain, typename IsWaiting>
+void drain_until_quiet(Drain drain, IsWaiting is_waiting) {
     const uint64_t begin = host_monotonic_ns();
     uint64_t last_seen = begin;
-    for (uint64_t now = begin; now - last_seen < kQuietNs && now - begin < kLongestEndNs;
-         now = host_monotonic_ns()) {
-        if (drain_once(self) > 0) {
+    uint64_t now = begin;
+    while ((now - last_seen < kQuietNs || is_waiting()) && now - begin < kLongestEndNs) {
+        if (drain() > 0) {
             last_seen = now;
         }
         sleep_us(kShortestSleepUs);
+        now = host_monotonic_ns();
     }
+}
+
+bool any_ring_waits(const Injector &self) {
+    const uint32_t count =
+        std::min(self.context_count.load(std::memory_order_acquire), kMaxContexts);
+    for (uint32_t i = 0; i < count; ++i) {
+        const Context &context = self.contexts[i];
+        if (context.state.load(std::memory_order_acquire) == Context::State::kReady &&
+            context.ring.is_waiting_for_hole()) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void close_events(Injector *self, Context *context, const char *reason) {
@@ -125,6 +142,15 @@ void close_events(Injector *self, Context *context, const char *reason) {
     context->ring.detach();
 }
 
+void close_launches(Injector *self) {
+    JournalLine line("launches_ended");
+    line.add("launches_written", self->launch_file.record_count());
+    line.add("launches_dropped", self->launches.dropped_count());
+    self->journal.write(line.add("blocks_of_dropped", self->launches.dropped_blocks()));
+    self->launch_file.add_flags(KVTRACE_FILE_CLOSED);
+    publish(&self->launch_file, self->launches.dropped_count());
+}
+
 /* Runs before the driver's own exit handlers, since it was registered after them: the mapped
  * memory is still there. */
 void end_of_process() {
@@ -134,7 +160,8 @@ void end_of_process() {
     }
     stop_requested.store(true, std::memory_order_release);
     pthread_join(drain_thread, nullptr);
-    drain_until_quiet(self);
+    drain_until_quiet([self] { return drain_once(self); },
+                      [self] { return any_ring_waits(*self); });
     const uint32_t count =
         std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
     for (uint32_t i = 0; i < count; ++i) {
@@ -145,8 +172,7 @@ void end_of_process() {
             close_events(self, context, "exit");
         }
     }
-    self->launch_file.add_flags(KVTRACE_FILE_CLOSED);
-    publish(&self->launch_file, self->launches.dropped_count());
+    close_launches(self);
 }
 
 bool create_thread(Injector *self) {
@@ -182,7 +208,8 @@ void close_context(Injector *self, Context *context) {
         !context->ring.is_attached()) {
         return;
     }
-    drain_events(context);
+    drain_until_quiet([context] { return drain_events(context); },
+                      [context] { return context->ring.is_waiting_for_hole(); });
     close_events(self, context, "context destroyed");
     context->state.store(Context::State::kDestroyed, std::memory_order_release);
 }

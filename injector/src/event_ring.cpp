@@ -1,5 +1,7 @@
 #include "event_ring.h"
 
+#include <algorithm>
+
 namespace kvtrace {
 namespace {
 
@@ -55,23 +57,40 @@ size_t EventRing::peek(const kvtrace_block_event **first, uint64_t now_ns) {
     return count;
 }
 
+bool EventRing::is_waiting_for_hole() const {
+    return events_ != nullptr && !one_shot_ && !is_whole(taken_) && is_hinted(taken_);
+}
+
+/* Sequences are reserved in order, so all below the last one that left a trace were reserved. A
+ * hint names its sequence: the last drop at its place, maybe many laps ahead. */
+uint64_t EventRing::find_horizon() const {
+    uint64_t horizon = taken_;
+    for (uint64_t sequence = taken_; sequence < taken_ + capacity_; ++sequence) {
+        const uint64_t place = sequence & (capacity_ - 1);
+        const uint64_t lap_of_drop = load_mapped(&hints_[place]);
+        if (is_whole(sequence)) {
+            horizon = std::max(horizon, sequence + 1);
+        }
+        if (lap_of_drop != 0) {
+            horizon = std::max(horizon, ((lap_of_drop - 1) << capacity_log2_) + place + 1);
+        }
+    }
+    return horizon;
+}
+
 void EventRing::skip_holes(uint64_t now_ns) {
-    if (one_shot_ || is_whole(taken_) || !is_hinted(taken_)) {
+    if (!is_waiting_for_hole()) {
         return;
     }
-    if (taken_ >= hole_end_) {
-        hole_end_ = taken_;
-        /* A hint of a later lap is as good: every sequence before it was reserved too. */
-        while (!is_whole(hole_end_) && is_hinted(hole_end_)) {
-            ++hole_end_;
-        }
-        hole_seen_ns_ = now_ns;
+    if (taken_ >= horizon_) {
+        horizon_ = find_horizon();
+        horizon_seen_ns_ = now_ns;
     }
-    if (now_ns - hole_seen_ns_ < kHoleGraceNs) {
+    if (now_ns - horizon_seen_ns_ < kHoleGraceNs) {
         return;
     }
     uint64_t count = 0;
-    while (taken_ + count < hole_end_ && !is_whole(taken_ + count)) {
+    while (taken_ + count < horizon_ && !is_whole(taken_ + count) && is_hinted(taken_ + count)) {
         ++count;
     }
     holes_skipped_ += count;

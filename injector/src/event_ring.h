@@ -31,11 +31,14 @@ class EventRing {
     /* Sequences skipped as holes; equals dropped_count once a ring that wraps is quiet. */
     uint64_t holes_skipped() const { return holes_skipped_; }
     bool is_attached() const { return events_ != nullptr; }
+    /* A hole is at the front and not yet old enough: events may stand behind it. */
+    bool is_waiting_for_hole() const;
 
   private:
     bool is_whole(uint64_t sequence) const;
     bool is_hinted(uint64_t sequence) const;
     void skip_holes(uint64_t now_ns);
+    uint64_t find_horizon() const;
     void advance(uint64_t count);
 
     kvtrace_block_event *events_ = nullptr;
@@ -46,9 +49,9 @@ class EventRing {
     bool one_shot_ = false;
     uint64_t taken_ = 0;
     uint64_t holes_skipped_ = 0;
-    /* Holes below this sequence were seen at hole_seen_ns_. */
-    uint64_t hole_end_ = 0;
-    uint64_t hole_seen_ns_ = 0;
+    /* Every sequence below it was reserved at horizon_seen_ns_. */
+    uint64_t horizon_ = 0;
+    uint64_t horizon_seen_ns_ = 0;
     uint64_t last_dropped_ = 0;
 };
 

@@ -23,6 +23,9 @@ bool LaunchRing::append(const kvtrace_launch_record &record) {
     uint64_t position = reserved_.load(std::memory_order_relaxed);
     do {
         if (position - freed_.load(std::memory_order_acquire) >= capacity_) {
+            const uint64_t blocks =
+                uint64_t{record.grid_dim_x} * record.grid_dim_y * record.grid_dim_z;
+            dropped_blocks_.fetch_add(blocks, std::memory_order_relaxed);
             dropped_.fetch_add(1, std::memory_order_relaxed);
             return false;
         }

@@ -27,6 +27,8 @@ class LaunchRing {
     void consume(size_t count);
 
     uint64_t dropped_count() const { return dropped_.load(std::memory_order_relaxed); }
+    /* Blocks that the dropped launches had, so that the books of blocks still balance. */
+    uint64_t dropped_blocks() const { return dropped_blocks_.load(std::memory_order_relaxed); }
 
   private:
     uint32_t lap_of(uint64_t position) const {
@@ -42,6 +44,7 @@ class LaunchRing {
     alignas(64) std::atomic<uint64_t> reserved_{0};
     alignas(64) std::atomic<uint64_t> freed_{0};
     alignas(64) std::atomic<uint64_t> dropped_{0};
+    std::atomic<uint64_t> dropped_blocks_{0};
 };
 
 } // namespace kvtrace

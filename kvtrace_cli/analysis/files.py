@@ -26,20 +26,41 @@ def file_books(recording: Recording, launches: pl.DataFrame) -> tuple[FileBooks,
 
     Units: events and blocks; timer steps on the GPU globaltimer.
     """
-    dropped = {dump.header.process_id: dump.header.dropped_count for dump in recording.launches}
+    dropped = {
+        dump.header.process_id: _blocks_of_dropped(recording, dump) for dump in recording.launches
+    }
     return tuple(
         _event_books(dump, launches, dropped[dump.header.process_id]) for dump in recording.events
     ) + tuple(_books(dump) for dump in recording.launches)
 
 
-def _event_books(dump: Dump, launches: pl.DataFrame, launches_dropped: int) -> FileBooks:
+def _blocks_of_dropped(recording: Recording, dump: Dump) -> int | None:
+    """Return how many blocks the dropped launches of a process had; None if nobody knows.
+
+    The injector journals it at an orderly end. With several contexts it cannot be divided.
+    """
+    process_id = dump.header.process_id
+    if dump.header.dropped_count == 0:
+        return 0
+    contexts = [events for events in recording.events if events.header.process_id == process_id]
+    for line in recording.journal:
+        if line["process_id"] == process_id and len(contexts) == 1:
+            blocks = line.get("blocks_of_dropped")
+            if line.get("event") == "launches_ended" and isinstance(blocks, int):
+                return blocks
+    return None
+
+
+def _event_books(
+    dump: Dump, launches: pl.DataFrame, blocks_of_dropped_launches: int | None
+) -> FileBooks:
     header = dump.header
     blocks = launches.filter(
         "is_patched",
         pl.col(PROCESS_ID) == header.process_id,
         pl.col(CONTEXT_INDEX) == header.context_index,
     )["expected_blocks"]
-    expected = int(blocks.sum())
+    expected = int(blocks.sum()) + (blocks_of_dropped_launches or 0)
     balance = expected == header.record_count + header.dropped_count
     sequence = dump.records[SEQUENCE]
     timer = dump.records["gpu_globaltimer_ns"]
@@ -48,7 +69,7 @@ def _event_books(dump: Dump, launches: pl.DataFrame, launches_dropped: int) -> F
         sequence_gaps=0 if sequence.is_empty() else sequence[-1] + 1 - len(sequence),
         timer_steps_backwards=int((timer < timer.shift(1)).sum()),
         expected_blocks=expected,
-        books_balance=None if launches_dropped else balance,
+        books_balance=None if blocks_of_dropped_launches is None else balance,
     )
 
 

@@ -84,8 +84,9 @@ class GraphShape:
 class FileBooks:
     """One dump file: what its header claims and what its records show.
 
-    `expected_blocks` and `books_balance` are None for launch files. `books_balance` is also None
-    when launch records were dropped: then `expected_blocks` is only a lower bound.
+    `expected_blocks` and `books_balance` are None for launch files. The blocks of dropped launch
+    records are expected too, if the injector could still count them; if not, `expected_blocks` is
+    only a lower bound and `books_balance` is None.
     """
 
     name: str

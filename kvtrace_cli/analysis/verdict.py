@@ -54,7 +54,8 @@ def notes(
             "Launches that share grid id and stamp were told apart by counting, and events are "
             "missing: which of them lack events is not certain."
         )
-    if order.single_stream and order.agrees is False and not missing.any():
+    launches_dropped = any(b.dropped for b in files if b.expected_blocks is None)
+    if order.single_stream and order.agrees is False and not (missing.any() or launches_dropped):
         found.append(
             "Every launch is on one stream, yet the join by order of atomics gives "
             f"{order.total - order.matches} of {order.total} blocks to another launch."

@@ -1,5 +1,6 @@
 """Results as rich tables that are readable at 80 columns."""
 
+import re
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -159,8 +160,11 @@ def _checks_table(result: Reconciliation) -> Table:
     if result.graph_join_method:
         table.add_row("graph nodes joined by", result.graph_join_method)
     table.add_row("join by order of atomics", _order_join(result))
+    for books in result.files:
+        if books.expected_blocks is not None:
+            table.add_row(f"books of {books.name}", _balance(books))
     for kernel in result.kernels:
-        name = kernel.name or f"kernel slot {kernel.kernel_slot}"
+        name = kernel_title(kernel.name) or f"kernel slot {kernel.kernel_slot}"
         where = f"process {kernel.process_id}, context {kernel.context_index}"
         table.add_row("kernel", f"{name}: {_count(kernel.matched_blocks)} blocks ({where})")
     if result.kernel_disagreements:
@@ -171,12 +175,36 @@ def _checks_table(result: Reconciliation) -> Table:
     return table
 
 
+def _balance(books: FileBooks) -> Text:
+    sign = {True: "=", False: "≠", None: "at least; not all launches are known:"}[
+        books.books_balance
+    ]
+    return Text(
+        f"{_count(books.expected_blocks or 0)} expected {sign} {_count(books.written)} written + "
+        f"{_count(books.dropped)} dropped",
+        style="bold red" if books.books_balance is False else "",
+    )
+
+
+def kernel_title(name: str | None) -> str | None:
+    """Return the qualified name within a mangled C++ kernel name, or the name as it is."""
+    parts = []
+    rest = re.sub(r"^_ZN?(L(?=\d))?", "", name or "") if (name or "").startswith("_Z") else ""
+    while match := re.match(r"L?(\d+)", rest):
+        end = match.end() + int(match[1])
+        parts.append(rest[match.end() : end])
+        rest = rest[end:]
+    return "::".join(parts) or name
+
+
 def _order_join(result: Reconciliation) -> str:
     order = result.order_join
     if order.agrees is None:
         return "nothing to compare"
     same = f"{_count(order.matches)} of {_count(order.total)} blocks the same"
-    return same if order.single_stream else f"{same}; says little with several streams"
+    if order.agrees or order.single_stream:
+        return same
+    return f"{same}; with several streams only the grid id tells"
 
 
 def _verdict(result: Reconciliation) -> Text:

@@ -126,6 +126,37 @@ void counts_drops_and_skips_their_holes() {
     EXPECT(first->grid_id == 20 && first->sequence_low == 20);
 }
 
+/* Holes between events cost one wait, not one each. */
+void skips_scattered_holes_after_one_wait() {
+    Ring ring(6, false);
+    const kvtrace_block_event *first = nullptr;
+    for (uint64_t i = 0; i < 64; ++i) {
+        ring.enter(i);
+    }
+    EXPECT(ring.reader.peek(&first, 0) == 64);
+    uint64_t entered = 64;
+    /* Each time one place comes back, two blocks enter: one event, one hole. */
+    for (uint64_t i = 0; i < 20; ++i) {
+        ring.reader.consume(1);
+        ring.enter(entered++);
+        ring.enter(entered++);
+    }
+    ring.reader.consume(44);
+    const uint64_t dropped = ring.reader.dropped_count();
+    EXPECT(dropped > 0);
+    uint64_t taken = 0;
+    EXPECT(ring.reader.is_waiting_for_hole() || ring.reader.peek(&first, kSecond) > 0);
+    for (uint64_t now : {kSecond, 2 * kSecond}) {
+        while (const size_t count = ring.reader.peek(&first, now)) {
+            taken += count;
+            ring.reader.consume(count);
+        }
+    }
+    EXPECT(ring.reader.holes_skipped() == dropped);
+    EXPECT(64 + taken + dropped == entered);
+    EXPECT(!ring.reader.is_waiting_for_hole());
+}
+
 void keeps_the_first_events_of_a_one_shot_ring() {
     Ring ring(4, true);
     const kvtrace_block_event *first = nullptr;
@@ -262,6 +293,9 @@ void one_shot_launch_ring_keeps_the_first() {
     for (uint64_t i = 0; i < 10; ++i) {
         kvtrace_launch_record record = {};
         record.grid_id = i;
+        record.grid_dim_x = 5;
+        record.grid_dim_y = 2;
+        record.grid_dim_z = 1;
         EXPECT(ring.append(record) == (i < 4));
         if (i == 1) {
             EXPECT(ring.peek(&first) == 2);
@@ -273,6 +307,7 @@ void one_shot_launch_ring_keeps_the_first() {
     ring.consume(2);
     EXPECT(ring.peek(&first) == 0);
     EXPECT(ring.dropped_count() == 6);
+    EXPECT(ring.dropped_blocks() == 60);
 }
 
 kvtrace_file_header event_header() {
@@ -448,6 +483,7 @@ int main(int argc, char **argv) {
     does_not_take_a_torn_event();
     ignores_foreign_callback_data();
     counts_drops_and_skips_their_holes();
+    skips_scattered_holes_after_one_wait();
     keeps_the_first_events_of_a_one_shot_ring();
     remembers_drops_after_the_memory_is_gone();
     loses_nothing_under_load();
