@@ -132,7 +132,7 @@ def plan(programs: list[str]) -> list[Case]:
     # What the host cannot know, and 1.6 million blocks within milliseconds.
     verdicts = {"conditional": "mismatch", "many_blocks": "mismatch"}
     tiny = {"ring_events": 4096, "launch_records": 256, "flags": one_shot}
-    fault = {"verdict": "inconclusive", "status": 9}
+    fault = {"verdict": "mismatch", "status": 9}
     return [
         *(Case(name, name, {}, verdict=verdicts.get(name, "agrees")) for name in programs),
         Case("target_last", "preload_only", {}, preload),
