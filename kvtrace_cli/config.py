@@ -20,6 +20,14 @@ class Weights(str, Enum):
     DUMMY = "dummy"
 
 
+class Bind(str, Enum):
+    """Which functions of a patched module get callback data."""
+
+    EVERY_FUNCTION = "every-function"
+    # A function without it faults when a graph replays it: kept only to show that.
+    TARGET_ONLY = "target-only"
+
+
 class Role(str, Enum):
     """What a request is for: `requests.jsonl` says it for each."""
 
@@ -109,6 +117,7 @@ class RecordingConfig:
     launch_records: int = 65_536
     one_shot: bool = False
     stamps: bool = True
+    bind: Bind = Bind.EVERY_FUNCTION
     drain_interval_us: int = 1000
     injector: Path | None = None
     sanitizer_library: Path | None = None

@@ -58,12 +58,19 @@ int launch_now(kvtrace_emu_stream *stream, const Kernel &kernel) {
     return 0;
 }
 
-void capture(kvtrace_emu_stream *stream, Node node) {
-    if (stream->last_node >= 0) {
-        node.after.push_back(stream->last_node);
+std::vector<kvtrace_emu_stream *> streams_of(kvtrace_emu_context *context) {
+    std::vector<kvtrace_emu_stream *> streams = {context->default_stream.get()};
+    const std::lock_guard<std::mutex> lock(context->mutex);
+    for (const auto &stream : context->streams) {
+        streams.push_back(stream.get());
     }
-    stream->capturing->nodes.push_back(std::move(node));
-    stream->last_node = static_cast<int>(stream->capturing->nodes.size()) - 1;
+    return streams;
+}
+
+void capture(kvtrace_emu_stream *stream, Node node) {
+    node.after = stream->last_nodes;
+    stream->capturing.load()->nodes.push_back(std::move(node));
+    stream->last_nodes = {static_cast<int>(stream->capturing.load()->nodes.size()) - 1};
 }
 
 } // namespace
@@ -127,11 +134,15 @@ kvtrace_emu_context *kvtrace_emu_context_create(int device) {
     return context;
 }
 
-void kvtrace_emu_context_destroy(kvtrace_emu_context *context) {
-    for (const auto &stream : context->streams) {
+int kvtrace_emu_context_synchronize(kvtrace_emu_context *context) {
+    for (kvtrace_emu_stream *stream : streams_of(context)) {
         stream->wait_idle();
     }
-    context->default_stream->wait_idle();
+    return context->error.load();
+}
+
+void kvtrace_emu_context_destroy(kvtrace_emu_context *context) {
+    kvtrace_emu_context_synchronize(context);
     announce_context(context, SANITIZER_CBID_RESOURCE_CONTEXT_DESTROY_STARTING);
     context->streams.clear();
     delete context;
@@ -231,7 +242,7 @@ int kvtrace_emu_memset(kvtrace_emu_stream *stream) {
 
 int kvtrace_emu_begin_capture(kvtrace_emu_stream *stream) {
     stream->capturing = new kvtrace_emu_graph;
-    stream->last_node = -1;
+    stream->last_nodes.clear();
     return 0;
 }
 
@@ -241,17 +252,10 @@ int kvtrace_emu_wait(kvtrace_emu_stream *to, kvtrace_emu_stream *from) {
         return to->context->error.load();
     }
     if (to->capturing == nullptr) {
-        to->capturing = from->capturing;
-        to->last_node = from->last_node;
-        return 0;
+        to->capturing = from->capturing.load();
+        to->last_nodes.clear();
     }
-    /* A join: an empty node that waits for both. */
-    Node node;
-    node.kind = NodeKind::kMemset;
-    if (from->last_node >= 0) {
-        node.after.push_back(from->last_node);
-    }
-    capture(to, std::move(node));
+    to->last_nodes.insert(to->last_nodes.end(), from->last_nodes.begin(), from->last_nodes.end());
     return 0;
 }
 

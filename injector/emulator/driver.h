@@ -59,8 +59,10 @@ struct kvtrace_emu_stream {
     void wait_idle();
 
     kvtrace_emu_context *context;
-    kvtrace_emu_graph *capturing = nullptr;
-    int last_node = -1;
+    /* Other threads that end a capture look at it too. */
+    std::atomic<kvtrace_emu_graph *> capturing{nullptr};
+    /* What the next captured node waits for. */
+    std::vector<int> last_nodes;
 
   private:
     void run();

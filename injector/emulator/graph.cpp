@@ -10,8 +10,16 @@ namespace kvtrace_emu {
 namespace {
 
 /* Memory of destroyed execs is used for new ones, so that handles come back as real ones do. */
-std::mutex exec_mutex;
-std::vector<kvtrace_emu_exec *> free_execs;
+struct ExecMemory {
+    std::mutex mutex;
+    std::vector<kvtrace_emu_exec *> free;
+};
+
+/* Never destroyed: late threads may still ask while the process exits. */
+ExecMemory &exec_memory() {
+    static ExecMemory &memory = *new ExecMemory;
+    return memory;
+}
 
 /* Copy a graph's nodes behind `first_before`; returns the indices of the copies. */
 std::vector<uint32_t> flatten(kvtrace_emu_exec *exec, const kvtrace_emu_graph &graph,
@@ -96,8 +104,9 @@ class Replay {
                 ready_.push_back(i);
             }
         }
+        const size_t threads = std::min<size_t>(width(), kMostThreads);
         std::vector<std::thread> helpers;
-        for (size_t i = 1; i < std::min<size_t>(width(), kMostThreads); ++i) {
+        for (size_t i = 1; i < threads; ++i) {
             helpers.emplace_back([this] { work(); });
         }
         work();
@@ -284,10 +293,11 @@ int kvtrace_emu_add_conditional(kvtrace_emu_graph *graph, kvtrace_emu_graph *bra
 kvtrace_emu_exec *kvtrace_emu_instantiate(kvtrace_emu_context *context, kvtrace_emu_graph *graph) {
     kvtrace_emu_exec *exec = nullptr;
     {
-        const std::lock_guard<std::mutex> lock(exec_mutex);
-        if (!free_execs.empty()) {
-            exec = free_execs.back();
-            free_execs.pop_back();
+        ExecMemory &memory = exec_memory();
+        const std::lock_guard<std::mutex> lock(memory.mutex);
+        if (!memory.free.empty()) {
+            exec = memory.free.back();
+            memory.free.pop_back();
         }
     }
     exec = exec != nullptr ? exec : new kvtrace_emu_exec;
@@ -303,8 +313,9 @@ kvtrace_emu_exec *kvtrace_emu_instantiate(kvtrace_emu_context *context, kvtrace_
 
 void kvtrace_emu_exec_destroy(kvtrace_emu_exec *exec) {
     announce_exec(exec, nullptr, SANITIZER_CBID_GRAPHS_GRAPHEXEC_DESTROYING);
-    const std::lock_guard<std::mutex> lock(exec_mutex);
-    free_execs.push_back(exec);
+    ExecMemory &memory = exec_memory();
+    const std::lock_guard<std::mutex> lock(memory.mutex);
+    memory.free.push_back(exec);
 }
 
 int kvtrace_emu_exec_set_enabled(kvtrace_emu_exec *exec, uint32_t node, int enabled) {

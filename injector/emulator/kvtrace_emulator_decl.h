@@ -30,6 +30,8 @@ int kvtrace_emu_init(void);
 kvtrace_emu_context *kvtrace_emu_context_create(int device);
 /* Waits for its streams, announces the end, frees its memory. */
 void kvtrace_emu_context_destroy(kvtrace_emu_context *context);
+/* Wait for all its streams; 0, or the fault that ended the context. */
+int kvtrace_emu_context_synchronize(kvtrace_emu_context *context);
 /* 0, or the fault that ended the context. */
 int kvtrace_emu_context_error(kvtrace_emu_context *context);
 

@@ -27,27 +27,44 @@ struct Failure {
     int result;
 };
 
-std::mutex fault_mutex;
-std::map<std::string, uint64_t> call_counts;
-std::map<std::string, Failure> planned;
+struct Calls {
+    std::mutex mutex;
+    std::map<std::string, uint64_t> counts;
+    std::map<std::string, Failure> planned;
+};
+
+void read_planned_failure(Calls *calls) {
+    const char *text = std::getenv("KVTRACE_EMULATOR_FAIL");
+    const char *colon = text != nullptr ? std::strchr(text, ':') : nullptr;
+    if (colon == nullptr) {
+        return;
+    }
+    char *end = nullptr;
+    const auto n = static_cast<uint32_t>(std::strtoul(colon + 1, &end, 10));
+    if (*end == ':') {
+        calls->planned[std::string(text, colon)] = {
+            n, static_cast<int>(std::strtol(end + 1, nullptr, 10))};
+    }
+}
+
+/* Never destroyed: late threads may still call while the process exits. */
+Calls &calls() {
+    static Calls &made = *[] {
+        auto *fresh = new Calls;
+        read_planned_failure(fresh);
+        return fresh;
+    }();
+    return made;
+}
 
 /* Count the call, and let it fail if a test or KVTRACE_EMULATOR_FAIL=name:n:result asks for it. */
 SanitizerResult enter(const char *name) {
-    const std::lock_guard<std::mutex> lock(fault_mutex);
-    static const bool read_environment = [] {
-        const char *text = std::getenv("KVTRACE_EMULATOR_FAIL");
-        char function[64] = "";
-        unsigned int n = 0;
-        int result = 0;
-        if (text != nullptr && std::sscanf(text, "%63[^:]:%u:%d", function, &n, &result) == 3) {
-            planned[function] = {n, result};
-        }
-        return true;
-    }();
-    static_cast<void>(read_environment);
-    const uint64_t count = ++call_counts[name];
-    const auto found = planned.find(name);
-    const bool fails = found != planned.end() && (found->second.n == 0 || found->second.n == count);
+    Calls &all = calls();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const uint64_t count = ++all.counts[name];
+    const auto found = all.planned.find(name);
+    const bool fails =
+        found != all.planned.end() && (found->second.n == 0 || found->second.n == count);
     return fails ? static_cast<SanitizerResult>(found->second.result) : SANITIZER_SUCCESS;
 }
 
@@ -183,6 +200,14 @@ SanitizerResult sanitizerPatchModule(CUmodule module) {
     return SANITIZER_SUCCESS;
 }
 
+SanitizerResult sanitizerUnpatchModule(CUmodule module) {
+    if (const SanitizerResult result = enter("sanitizerUnpatchModule")) {
+        return result;
+    }
+    module_of(module)->is_patched.store(false, std::memory_order_release);
+    return SANITIZER_SUCCESS;
+}
+
 SanitizerResult sanitizerSetCallbackData(CUfunction handle, const void *data) {
     if (const SanitizerResult result = enter("sanitizerSetCallbackData")) {
         return result;
@@ -220,19 +245,22 @@ SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule module, const char *name,
 }
 
 CUresult cuFuncGetName(const char **name, CUfunction function) {
+    if (enter("cuFuncGetName") != SANITIZER_SUCCESS) {
+        return CUDA_ERROR_UNKNOWN;
+    }
     *name = reinterpret_cast<kvtrace_emu_function *>(function)->name.c_str();
     return CUDA_SUCCESS;
 }
 
 void kvtrace_emu_fail(const char *function_name, uint32_t n, int result) {
-    const std::lock_guard<std::mutex> lock(fault_mutex);
-    planned[function_name] = {n, result};
+    const std::lock_guard<std::mutex> lock(calls().mutex);
+    calls().planned[function_name] = {n, result};
 }
 
 uint64_t kvtrace_emu_calls(const char *function_name) {
-    const std::lock_guard<std::mutex> lock(fault_mutex);
-    const auto found = call_counts.find(function_name);
-    return found != call_counts.end() ? found->second : 0;
+    const std::lock_guard<std::mutex> lock(calls().mutex);
+    const auto found = calls().counts.find(function_name);
+    return found != calls().counts.end() ? found->second : 0;
 }
 
 } // extern "C"

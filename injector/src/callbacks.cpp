@@ -92,11 +92,12 @@ void dispatch(Injector *self, Sanitizer_CallbackDomain domain, uint32_t id, cons
 /* The engine's own call is above us on the stack: nothing may be thrown into it. */
 void SANITIZERAPI on_callback(void *userdata, Sanitizer_CallbackDomain domain,
                               Sanitizer_CallbackId id, const void *data) {
-    if (!records_here()) {
+    auto *self = static_cast<Injector *>(userdata);
+    if (!records_here() || !self->is_subscribed.load(std::memory_order_acquire)) {
         return;
     }
     try {
-        dispatch(static_cast<Injector *>(userdata), domain, id, data);
+        dispatch(self, domain, id, data);
     } catch (...) {
         record_failure(KVTRACE_SITE_EXCEPTION, static_cast<uint32_t>(domain), "callback");
     }
@@ -116,6 +117,7 @@ bool subscribe(Injector *self) {
             return false;
         }
     }
+    self->is_subscribed.store(true, std::memory_order_release);
     return true;
 }
 

@@ -51,6 +51,8 @@ struct Injector {
     kvtrace_config config = {};
     Journal journal;
     char loaded_by[32] = {};
+    /* All callbacks are enabled: with some of them a module could be patched but not bound. */
+    std::atomic<bool> is_subscribed{false};
 
     std::mutex setup_mutex;
     bool is_set_up = false;

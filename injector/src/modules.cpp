@@ -30,16 +30,31 @@ bool apply_patches(Injector *self, Context *context, CUmodule module) {
            check(self->api.patch_module(module), KVTRACE_SITE_PATCH_MODULE, kBlockEnterName);
 }
 
-bool patch(Injector *self, Context *context, CUmodule module) {
+/* Do a patching call while no other thread does one; false if it failed or could not be done. */
+template <typename Call> bool patch_alone(Injector *self, Call call) {
     const std::unique_lock<std::timed_mutex> lock(self->patch_mutex, kLongestPatchWait);
     if (!lock.owns_lock()) {
         record_failure(KVTRACE_SITE_PATCH_MODULE, ETIMEDOUT, "another thread is still patching");
         return false;
     }
     is_patching = true;
-    const bool patched = apply_patches(self, context, module);
+    const bool done = call();
     is_patching = false;
-    return patched;
+    return done;
+}
+
+/* A function that stays unbound would fault under graph replay. So a module in which binding fails
+ * loses its patches: better not recorded than broken. */
+void give_module_up(Injector *self, CUmodule module) {
+    {
+        const std::lock_guard<std::mutex> lock(self->module_mutex);
+        self->patched_modules.erase(module);
+    }
+    const bool is_unpatched = patch_alone(self, [&] {
+        return check(self->api.unpatch_module(module), KVTRACE_SITE_PATCH_MODULE, "unpatch");
+    });
+    JournalLine line("module_unpatched");
+    self->journal.write(line.add_hex("module", module).add("unpatched", is_unpatched));
 }
 
 Context *context_of_patched(Injector *self, CUmodule module) {
@@ -58,10 +73,10 @@ uint32_t take_kernel_slot(Injector *self) {
 }
 
 void journal_function(Injector *self, const Context &context, CUmodule module, const char *name,
-                      uint32_t kernel_slot) {
+                      uint32_t kernel_slot, bool is_bound) {
     JournalLine line("function_bound");
     line.add("context_index", static_cast<uint64_t>(context.index)).add_hex("module", module);
-    line.add("target", kernel_slot != kNotTarget);
+    line.add("target", kernel_slot != kNotTarget).add("bound", is_bound);
     if (kernel_slot != kNotTarget) {
         uint64_t pc = 0;
         uint64_t size = 0;
@@ -83,12 +98,17 @@ FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CU
         info.kernel_slot = take_kernel_slot(self);
     }
     const bool is_target = info.kernel_slot != kNotTarget;
+    bool is_bound = false;
     if (is_target || self->config.bind_mode == KVTRACE_BIND_EVERY_FUNCTION) {
         const void *data = is_target ? context->for_kernel_slot(info.kernel_slot) : nullptr;
-        info.is_patched =
+        is_bound =
             check(self->api.set_callback_data(function, data), KVTRACE_SITE_BIND_FUNCTION, name);
+        info.is_patched = is_bound;
+        if (!is_bound) {
+            give_module_up(self, module);
+        }
     }
-    journal_function(self, *context, module, name, info.kernel_slot);
+    journal_function(self, *context, module, name, info.kernel_slot, is_bound);
     if (is_target) {
         context->has_target.store(true, std::memory_order_relaxed);
         self->process_flags.fetch_or(KVTRACE_FILE_PATCHED, std::memory_order_relaxed);
@@ -105,7 +125,9 @@ void module_loaded(Injector *self, const Sanitizer_ResourceModuleData &data) {
         return;
     }
     Context *context = prepare_context(self, data.context);
-    const bool is_patched = context != nullptr && patch(self, context, data.module);
+    const bool is_patched = context != nullptr && patch_alone(self, [&] {
+                                return apply_patches(self, context, data.module);
+                            });
     if (is_patched) {
         const std::lock_guard<std::mutex> lock(self->module_mutex);
         self->patched_modules[data.module] = context;

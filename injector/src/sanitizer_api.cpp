@@ -42,6 +42,7 @@ bool SanitizerApi::load(const char *library_path, char *error, size_t error_size
            at("sanitizerAddPatches", &add_patches) &&
            at("sanitizerPatchInstructions", &patch_instructions) &&
            at("sanitizerPatchModule", &patch_module) &&
+           at("sanitizerUnpatchModule", &unpatch_module) &&
            at("sanitizerSetCallbackData", &set_callback_data) &&
            at("sanitizerSetLaunchCallbackData", &set_launch_callback_data) &&
            at("sanitizerGetFunctionPcAndSize", &get_function_pc_and_size) &&

@@ -18,6 +18,7 @@ struct SanitizerApi {
     decltype(&sanitizerAddPatches) add_patches = nullptr;
     decltype(&sanitizerPatchInstructions) patch_instructions = nullptr;
     decltype(&sanitizerPatchModule) patch_module = nullptr;
+    decltype(&sanitizerUnpatchModule) unpatch_module = nullptr;
     decltype(&sanitizerSetCallbackData) set_callback_data = nullptr;
     decltype(&sanitizerSetLaunchCallbackData) set_launch_callback_data = nullptr;
     decltype(&sanitizerGetFunctionPcAndSize) get_function_pc_and_size = nullptr;

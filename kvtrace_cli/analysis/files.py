@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from kvtrace_cli.analysis.joined import SLICE_EVENTS
 from kvtrace_cli.analysis.model import FileBooks
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
@@ -63,14 +64,19 @@ def _event_books(
     expected = int(blocks.sum()) + (blocks_of_dropped_launches or 0)
     balance = expected == header.record_count + header.dropped_count
     sequence = dump.records[SEQUENCE]
-    timer = dump.records["gpu_globaltimer_ns"]
     return _books(
         dump,
         sequence_gaps=0 if sequence.is_empty() else sequence[-1] + 1 - len(sequence),
-        timer_steps_backwards=int((timer < timer.shift(1)).sum()),
+        timer_steps_backwards=_steps_backwards(dump.records["gpu_globaltimer_ns"]),
         expected_blocks=expected,
         books_balance=None if blocks_of_dropped_launches is None else balance,
     )
+
+
+def _steps_backwards(timer: pl.Series) -> int:
+    """Count values below the one before; slices overlap by one, so that no step is left out."""
+    parts = (timer.slice(first, SLICE_EVENTS + 1) for first in range(0, len(timer), SLICE_EVENTS))
+    return sum(int((part < part.shift(1)).sum()) for part in parts)
 
 
 def _books(

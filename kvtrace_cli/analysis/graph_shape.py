@@ -1,21 +1,25 @@
 """Per graph exec: nodes, replays, their order, and when their blocks entered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
+from kvtrace_cli.analysis.joined import JoinedEvents, slices
 from kvtrace_cli.analysis.model import Durations, GraphShape
-from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, REQUEST_INDEX, SEQUENCE
+from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, REQUEST_INDEX
 
 _NS_PER_MS = 1_000_000
 
 
-def graph_shapes(launches: pl.DataFrame, block_events: pl.DataFrame) -> tuple[GraphShape, ...]:
+def graph_shapes(
+    launches: pl.DataFrame, contexts: Sequence[JoinedEvents]
+) -> tuple[GraphShape, ...]:
     """Describe each graph exec that the given launches belong to.
 
     Args:
         launches: from `with_outcomes`, restricted to the stretch of interest.
-        block_events: events of all contexts, from `match_blocks`, in sequence order per context.
+        contexts: the joined events.
 
     Returns:
         One GraphShape per graph exec, by first launch. Gaps are taken between replays of one
@@ -28,7 +32,7 @@ def graph_shapes(launches: pl.DataFrame, block_events: pl.DataFrame) -> tuple[Gr
     if nodes.is_empty():
         return ()
     replays = _replays(nodes)
-    steps = _timer_steps_backwards(nodes, block_events)
+    steps = _timer_steps_backwards(nodes, contexts)
     execs = _execs(nodes).join(_same_nodes(nodes), on="first_of_exec", validate="1:1")
     execs = execs.join(steps, on="first_of_exec", how="left", validate="1:1").sort("first_of_exec")
     return tuple(
@@ -86,17 +90,25 @@ def _same_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _timer_steps_backwards(nodes: pl.DataFrame, block_events: pl.DataFrame) -> pl.DataFrame:
-    step = pl.col("gpu_globaltimer_ns").cast(pl.Int64).diff()
-    return (
-        block_events.lazy()
-        .filter("matched")
-        .select(LAUNCH_INDEX, SEQUENCE, "gpu_globaltimer_ns")
-        .join(nodes.lazy().select(LAUNCH_INDEX, "first_of_exec"), on=LAUNCH_INDEX, validate="m:1")
-        .sort(SEQUENCE)
+def _timer_steps_backwards(nodes: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
+    """Count per exec the steps back from one of its events to the next, across slices too."""
+    execs = nodes.select(LAUNCH_INDEX, "first_of_exec")
+    timer = pl.col("gpu_globaltimer_ns").cast(pl.Int64)
+    parts = pl.concat(
+        part.filter("matched")
+        .select(LAUNCH_INDEX, "gpu_globaltimer_ns")
+        .join(execs, on=LAUNCH_INDEX, validate="m:1", maintain_order="left")
         .group_by("first_of_exec")
-        .agg((step < 0).sum().alias("timer_steps_backwards"))
-        .collect()
+        .agg(
+            timer.first().alias("first"),
+            timer.last().alias("last"),
+            (timer.diff() < 0).sum().alias("steps"),
+        )
+        for part in (JoinedEvents.nothing().frame(), *slices(contexts))
+    )
+    between = (pl.col("first") - pl.col("last").shift(1) < 0).sum()
+    return parts.group_by("first_of_exec", maintain_order=True).agg(
+        (pl.col("steps").sum() + between).alias("timer_steps_backwards")
     )
 
 

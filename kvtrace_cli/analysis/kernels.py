@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from kvtrace_cli.analysis.joined import JoinedEvents, slices
 from kvtrace_cli.analysis.model import KernelEvidence
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.schema import CONTEXT_INDEX, LAUNCH_INDEX, PROCESS_ID
@@ -19,7 +20,7 @@ _BOUND_SCHEMA = {
 }
 
 
-def matched_pcs(launches: pl.DataFrame, block_events: pl.DataFrame) -> pl.DataFrame:
+def matched_pcs(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
     """Count matched events by context, program counter, and the kernel slots of both sides.
 
     Returns:
@@ -27,12 +28,12 @@ def matched_pcs(launches: pl.DataFrame, block_events: pl.DataFrame) -> pl.DataFr
         event, null if the event leaves it to its pc), `blocks`.
     """
     from_pc = abi.constant("KVTRACE_KERNEL_SLOT_FROM_PC")
-    counted = (
-        block_events.lazy()
-        .filter("matched")
+    nothing = JoinedEvents.nothing().frame()
+    counted = pl.concat(
+        part.filter("matched")
         .group_by(LAUNCH_INDEX, "pc", pl.col("kernel_slot").alias("event_slot"))
         .agg(pl.len().alias("blocks"))
-        .collect()
+        for part in (nothing, *slices(contexts))
     )
     return (
         counted.join(

@@ -1,11 +1,16 @@
 """Which launch each block event belongs to: the join that everything else rests on."""
 
+from itertools import accumulate
+
 import polars as pl
 
+from kvtrace_cli.analysis.joined import SLICE_EVENTS
 from kvtrace_cli.dumps.schema import LAUNCH_INDEX
 
+_MAX_UINT32 = (1 << 32) - 1
 
-def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+
+def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
     """Give each block event of one context to a launch and say whether that launch asks for it.
 
     Events and launches meet on the grid id and the launch stamp. Where several launches share
@@ -17,85 +22,157 @@ def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
         launches: the context's launches with `is_patched`, from `launch_frame`.
 
     Returns:
-        `events` with `launch_index` (null: no launch has room for it) and `matched`: true for
+        Of each event its `launch_index` (null: no launch has room for it), and `matched`: true for
         exactly one event for each block index inside the launch's grid, so a repeated or
         out-of-range block index is not matched.
 
     Units: block indices. Assumes: replays of one graph exec never overlap; with counting, that no
     event is missing. Source: dump ABI v1, kvtrace_block_event and kvtrace_launch_record.
     """
-    ordered = _by_key(launches)
-    columns = [LAUNCH_INDEX, "blocks_before", "grid_dim_x", "grid_dim_y", "grid_dim_z"]
-    joined = events.with_columns(_launch_rows(events, ordered)).join(
-        ordered.select("row", *columns), on="row", how="left", maintain_order="left"
-    )
-    x, y, z = (pl.col(f"block_idx_{axis}").cast(pl.UInt64) for axis in "xyz")
-    dim_x, dim_y, dim_z = (pl.col(f"grid_dim_{axis}") for axis in "xyz")
-    in_grid = ((x < dim_x) & (y < dim_y) & (z < dim_z)).fill_null(value=False)
-    # Numbers the blocks of all launches, so one column tells whether a block entered before.
-    block_number = pl.col("blocks_before") + x + dim_x * (y + dim_y * z)
-    return joined.with_columns(
-        (in_grid & pl.when(in_grid).then(block_number).is_first_distinct()).alias("matched")
-    ).drop("row", *columns[1:])
+    matcher = _Matcher(launches)
+    parts = [
+        matcher.join(events.head(0)),
+        *(matcher.join(part) for part in events.iter_slices(SLICE_EVENTS)),
+    ]
+    return pl.concat(part[LAUNCH_INDEX] for part in parts), _first_entries(parts)
 
 
-def match_by_order(events: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
-    """Join by order of atomics: the n-th event belongs to the n-th expected block.
+def count_same_by_order(launch_index: pl.Series, launches: pl.DataFrame) -> int:
+    """Count the events that the join by order of atomics gives to the same launch.
+
+    By order, the n-th event belongs to the n-th expected block.
 
     Args:
-        events: one row per event of one context, in sequence order.
+        launch_index: of each event of one context, in sequence order, from `match_blocks`.
         launches: the context's launches with `is_patched`, in publish order.
-
-    Returns:
-        `launch_index` of each event, null beyond the last expected block.
 
     Assumes: one stream and no missing event; otherwise it gives wrong launches.
     """
     starts = _blocks_before(launches["expected_blocks"])
-    position = pl.int_range(events.height, dtype=pl.UInt64, eager=True)
-    inside = position < launches["expected_blocks"].sum()
-    row = pl.when(inside).then(_rows_at(starts, position))
-    matches: pl.Series = pl.select(pl.lit(launches[LAUNCH_INDEX]).gather(row)).to_series()
-    return matches
+    total = int(launches["expected_blocks"].sum())
+    same = 0
+    for first in range(0, min(len(launch_index), total), SLICE_EVENTS):
+        end = min(first + SLICE_EVENTS, len(launch_index), total)
+        position = pl.int_range(first, end, dtype=pl.UInt64, eager=True)
+        by_order = launches[LAUNCH_INDEX].gather(_rows_at(starts, position))
+        same += int((launch_index.slice(first, end - first) == by_order).sum())
+    return same
+
+
+def _first_entries(parts: list[pl.DataFrame]) -> pl.Series:
+    """Say of each event whether it is the first with its `block_number`; false without one.
+
+    A block can come again only in a slice that its launch reaches into: few launches reach into
+    more than one, so only their blocks are looked at across slices.
+    """
+    number = pl.col("block_number")
+    is_first = pl.concat(
+        part.select(number.is_not_null() & number.is_first_distinct()).to_series() for part in parts
+    )
+    seen = pl.concat(part[LAUNCH_INDEX].unique() for part in parts)
+    across = seen.filter(seen.is_duplicated()).unique()
+    again = pl.concat(
+        part.with_row_index("position", offset=offset)
+        .filter(pl.col(LAUNCH_INDEX).is_in(across.implode()), number.is_not_null())
+        .select("position", "block_number")
+        for part, offset in zip(parts, _offsets(parts), strict=True)
+    ).filter(~number.is_first_distinct())
+    return is_first.scatter(again["position"], False)
+
+
+def _offsets(parts: list[pl.DataFrame]) -> list[int]:
+    ends = list(accumulate(part.height for part in parts))
+    return [0, *ends[:-1]]
+
+
+class _Matcher:
+    """Joins the events of one context slice by slice, in sequence order."""
+
+    def __init__(self, launches: pl.DataFrame) -> None:
+        ordered = _by_key(launches)
+        columns = [LAUNCH_INDEX, "blocks_before", "grid_dim_x", "grid_dim_y", "grid_dim_z"]
+        self._ordered = ordered.select(columns)
+        self._keys = (
+            ordered.group_by("grid_id", "join_stamp")
+            .agg(
+                pl.col("row").first().alias("first_row"),
+                pl.len().alias("launches"),
+                pl.col("blocks_before").first().alias("first_block"),
+                pl.col("expected_blocks").sum().alias("blocks"),
+            )
+            .with_row_index("key")
+        )
+        # Kept for every event until all slices are joined, so no wider than need be.
+        blocks = int(ordered["expected_blocks"].sum())
+        self._number_type = pl.UInt32 if blocks <= _MAX_UINT32 else pl.UInt64
+        self._counts = not (self._keys["launches"] == 1).all()
+        self._seen = pl.zeros(self._keys.height, pl.UInt64, eager=True)
+
+    def join(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Return of each event `launch_index` and, inside the launch's grid, `block_number`.
+
+        The number counts the blocks of all launches, so it tells whether a block entered before.
+        """
+        rows = self._launch_rows(events)
+        of_launch = [self._ordered[name].gather(rows) for name in self._ordered.columns]
+        joined = events.select("block_idx_x", "block_idx_y", "block_idx_z").hstack(of_launch)
+        x, y, z = (pl.col(f"block_idx_{axis}").cast(pl.UInt64) for axis in "xyz")
+        dim_x, dim_y, dim_z = (pl.col(f"grid_dim_{axis}") for axis in "xyz")
+        in_grid = ((x < dim_x) & (y < dim_y) & (z < dim_z)).fill_null(value=False)
+        number = (pl.col("blocks_before") + x + dim_x * (y + dim_y * z)).cast(
+            self._number_type, strict=False
+        )
+        return joined.select(LAUNCH_INDEX, pl.when(in_grid).then(number).alias("block_number"))
+
+    def _launch_rows(self, events: pl.DataFrame) -> pl.Series:
+        """Return for each event the row of its launch in `ordered`, null if there is none."""
+        found = events.select("grid_id", "launch_stamp").join(
+            self._keys,
+            left_on=["grid_id", "launch_stamp"],
+            right_on=["grid_id", "join_stamp"],
+            how="left",
+            maintain_order="left",
+            validate="m:1",
+        )
+        if not self._counts:
+            return found["first_row"].alias("row")
+        occurrence = self._count(found["key"])
+        found = found.with_columns(
+            pl.when(occurrence < pl.col("blocks"))
+            .then(pl.col("first_block") + occurrence)
+            .alias("at")
+        )
+        counted = _rows_at(self._ordered["blocks_before"], found["at"])
+        return found.select(
+            pl.when(pl.col("launches") == 1)
+            .then("first_row")
+            .when(pl.col("at").is_not_null())
+            .then(counted)
+            .alias("row")
+        )["row"]
+
+    def _count(self, keys: pl.Series) -> pl.Series:
+        """Return how many events of the same key came before each, in all slices so far."""
+        number = pl.int_range(pl.len(), dtype=pl.UInt64)
+        within = keys.to_frame().select(number.over(keys.name)).to_series()
+        before = self._seen.gather(keys)
+        counts = keys.drop_nulls().value_counts(name="count")
+        at = counts[keys.name]
+        self._seen = self._seen.scatter(at, self._seen.gather(at) + counts["count"])
+        occurrence: pl.Series = within + before
+        return occurrence
 
 
 def _by_key(launches: pl.DataFrame) -> pl.DataFrame:
     """Sort launches so that those with one join key follow each other in publish order."""
-    ordered = launches.sort("grid_id", "join_stamp", LAUNCH_INDEX).with_row_index("row")
+    dims = ["grid_dim_x", "grid_dim_y", "grid_dim_z"]
+    ordered = (
+        launches.select("grid_id", "join_stamp", LAUNCH_INDEX, "expected_blocks", *dims)
+        .sort("grid_id", "join_stamp", LAUNCH_INDEX)
+        .with_row_index("row")
+    )
     before = _blocks_before(ordered["expected_blocks"]).alias("blocks_before")
     return ordered.with_columns(before)
-
-
-def _launch_rows(events: pl.DataFrame, ordered: pl.DataFrame) -> pl.Series:
-    """Return for each event the row of its launch in `ordered`, null if there is none."""
-    keys = ordered.group_by("grid_id", "join_stamp").agg(
-        pl.col("row").first().alias("first_row"),
-        pl.len().alias("launches"),
-        pl.col("blocks_before").first().alias("first_block"),
-        pl.col("expected_blocks").sum().alias("blocks"),
-    )
-    found = events.select("grid_id", "launch_stamp").join(
-        keys,
-        left_on=["grid_id", "launch_stamp"],
-        right_on=["grid_id", "join_stamp"],
-        how="left",
-        maintain_order="left",
-        validate="m:1",
-    )
-    if (keys["launches"] == 1).all():
-        return found["first_row"].alias("row")
-    occurrence = pl.int_range(pl.len(), dtype=pl.UInt64).over("first_row")
-    found = found.with_columns(
-        pl.when(occurrence < pl.col("blocks")).then(pl.col("first_block") + occurrence).alias("at")
-    )
-    counted = _rows_at(ordered["blocks_before"], found["at"])
-    return found.select(
-        pl.when(pl.col("launches") == 1)
-        .then("first_row")
-        .when(pl.col("at").is_not_null())
-        .then(counted)
-        .alias("row")
-    )["row"]
 
 
 def _blocks_before(expected_blocks: pl.Series) -> pl.Series:

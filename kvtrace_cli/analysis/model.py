@@ -5,6 +5,9 @@ from enum import Enum
 
 import polars as pl
 
+from kvtrace_cli.analysis.joined import JoinedEvents, all_events
+from kvtrace_cli.dumps.schema import DECODE_STEP, LAUNCH_INDEX, LAYER_INDEX
+
 
 class Verdict(Enum):
     """Whether host and device tell the same story."""
@@ -156,5 +159,13 @@ class Reconciliation:
     kernel_disagreements: int
     order_join: OrderJoin
     unjudged_processes: tuple[int, ...]
-    block_events: pl.DataFrame = field(compare=False, repr=False)
+    contexts: tuple[JoinedEvents, ...] = field(compare=False, repr=False)
     launches: pl.DataFrame = field(compare=False, repr=False)
+
+    @property
+    def block_events(self) -> pl.DataFrame:
+        """All events in one frame, made when asked for: it is as large as the recording."""
+        steps = self.launches.select(LAUNCH_INDEX, LAYER_INDEX, DECODE_STEP)
+        return all_events(self.contexts).join(
+            steps, on=LAUNCH_INDEX, how="left", maintain_order="left", validate="m:1"
+        )

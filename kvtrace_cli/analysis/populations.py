@@ -1,17 +1,20 @@
 """Counting blocks per launch and per population."""
 
+from collections.abc import Sequence
+
 import polars as pl
 
+from kvtrace_cli.analysis.joined import JoinedEvents, slices
 from kvtrace_cli.analysis.model import Population, Section
 from kvtrace_cli.dumps.schema import LAUNCH_INDEX, REQUEST_INDEX, SEQUENCE
 
 
-def with_outcomes(launches: pl.DataFrame, block_events: pl.DataFrame) -> pl.DataFrame:
+def with_outcomes(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
     """Add to each launch what was found for it.
 
     Args:
         launches: from `launch_frame`.
-        block_events: events of all contexts, from `match_blocks`.
+        contexts: the joined events.
 
     Returns:
         `launches` with `matched_blocks`, `unexpected_blocks` (its key, but a repeated or
@@ -20,11 +23,23 @@ def with_outcomes(launches: pl.DataFrame, block_events: pl.DataFrame) -> pl.Data
 
     Units: ns of %globaltimer at block entry.
     """
+    nothing = JoinedEvents.nothing().frame()
+    parts = pl.concat([_outcomes(part) for part in (nothing, *slices(contexts))])
+    outcomes = parts.group_by(LAUNCH_INDEX).agg(
+        pl.col("matched_blocks", "unexpected_blocks").sum(),
+        pl.col("first_sequence", "first_globaltimer_ns").min(),
+        pl.col("last_sequence", "last_globaltimer_ns").max(),
+    )
+    return launches.join(
+        outcomes, on=LAUNCH_INDEX, how="left", validate="1:1", maintain_order="left"
+    ).with_columns(pl.col("matched_blocks", "unexpected_blocks").fill_null(0))
+
+
+def _outcomes(block_events: pl.DataFrame) -> pl.DataFrame:
     matched = pl.col("matched")
     timer = pl.col("gpu_globaltimer_ns")
-    outcomes = (
-        block_events.lazy()
-        .filter(pl.col(LAUNCH_INDEX).is_not_null())
+    return (
+        block_events.filter(pl.col(LAUNCH_INDEX).is_not_null())
         .group_by(LAUNCH_INDEX)
         .agg(
             matched.sum().cast(pl.UInt64).alias("matched_blocks"),
@@ -34,26 +49,25 @@ def with_outcomes(launches: pl.DataFrame, block_events: pl.DataFrame) -> pl.Data
             timer.filter(matched).min().alias("first_globaltimer_ns"),
             timer.filter(matched).max().alias("last_globaltimer_ns"),
         )
-        .collect()
     )
-    return launches.join(
-        outcomes, on=LAUNCH_INDEX, how="left", validate="1:1", maintain_order="left"
-    ).with_columns(pl.col("matched_blocks", "unexpected_blocks").fill_null(0))
 
 
-def whole_life(launches: pl.DataFrame, block_events: pl.DataFrame) -> Section:
+def whole_life(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> Section:
     """Count both populations over the whole run, events without a launch included.
 
     An event without a launch is a graph node's if it carries a stamp or a graph node's grid id.
     """
-    strays = block_events.filter(pl.col(LAUNCH_INDEX).is_null())
     node_grids = launches.filter("is_graph_node").select("process_id", "grid_id").unique()
-    of_graphs = strays.filter(pl.col("launch_stamp") != 0).height
-    unstamped = strays.filter(pl.col("launch_stamp") == 0)
-    of_graphs += unstamped.join(node_grids, on=["process_id", "grid_id"], how="semi").height
+    strays, of_graphs = 0, 0
+    for part in slices(contexts):
+        strange = part.filter(pl.col(LAUNCH_INDEX).is_null())
+        unstamped = strange.filter(pl.col("launch_stamp") == 0)
+        strays += strange.height
+        of_graphs += strange.height - unstamped.height
+        of_graphs += unstamped.join(node_grids, on=["process_id", "grid_id"], how="semi").height
     return Section(
         _population(launches.filter("is_graph_node"), of_graphs),
-        _population(launches.filter(~pl.col("is_graph_node")), strays.height - of_graphs),
+        _population(launches.filter(~pl.col("is_graph_node")), strays - of_graphs),
     )
 
 

@@ -5,6 +5,7 @@ import polars as pl
 from kvtrace_cli.analysis import populations
 from kvtrace_cli.analysis.files import file_books
 from kvtrace_cli.analysis.graph_shape import graph_shapes
+from kvtrace_cli.analysis.joined import JoinedEvents
 from kvtrace_cli.analysis.kernels import (
     bound_functions,
     count_disagreements,
@@ -12,18 +13,14 @@ from kvtrace_cli.analysis.kernels import (
     matched_pcs,
 )
 from kvtrace_cli.analysis.launches import launch_frame, measured_windows
-from kvtrace_cli.analysis.matching import match_blocks, match_by_order
+from kvtrace_cli.analysis.matching import count_same_by_order, match_blocks
 from kvtrace_cli.analysis.model import OrderJoin, Reconciliation
 from kvtrace_cli.analysis.verdict import judge, judged_processes, notes
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
-    DECODE_STEP,
-    LAUNCH_INDEX,
-    LAYER_INDEX,
     PROCESS_ID,
     REQUEST_INDEX,
     Recording,
-    event_schema,
 )
 
 _BY_STAMP = "grid id and launch stamp"
@@ -44,14 +41,14 @@ def reconcile(recording: Recording) -> Reconciliation:
     each other. Source: dump ABI v1; design.md, section 4.
     """
     launches = launch_frame(recording.launches, recording.requests)
-    block_events, order_join = _match_contexts(recording, launches)
-    launches = populations.with_outcomes(launches, block_events)
+    contexts, order_join = _match_contexts(recording, launches)
+    launches = populations.with_outcomes(launches, contexts)
     inside = launches.filter(pl.col(REQUEST_INDEX).is_not_null())
     files = file_books(recording, launches)
-    whole_life = populations.whole_life(launches, block_events)
+    whole_life = populations.whole_life(launches, contexts)
     has_window = bool(measured_windows(recording.requests))
     measured = populations.measured(launches) if has_window else None
-    pcs, bound = matched_pcs(launches, block_events), bound_functions(recording.journal)
+    pcs, bound = matched_pcs(launches, contexts), bound_functions(recording.journal)
     disagreements = count_disagreements(pcs, bound)
     verdict, reasons = judge(recording, files, whole_life, measured, disagreements)
     processes = {books.process_id for books in files}
@@ -64,27 +61,23 @@ def reconcile(recording: Recording) -> Reconciliation:
         graph_join_method=_graph_join_method(launches),
         measured=measured,
         whole_life=whole_life,
-        measured_graphs=graph_shapes(inside, block_events),
-        graphs=graph_shapes(launches, block_events),
+        measured_graphs=graph_shapes(inside, contexts),
+        graphs=graph_shapes(launches, contexts),
         files=files,
         kernels=kernel_evidence(pcs, bound),
         kernel_disagreements=disagreements,
         order_join=order_join,
         unjudged_processes=tuple(sorted(processes - judged_processes(files, launches))),
-        block_events=block_events,
+        contexts=contexts,
         launches=launches,
     )
 
 
-def _match_contexts(recording: Recording, launches: pl.DataFrame) -> tuple[pl.DataFrame, OrderJoin]:
-    """Join each event file to its context's launches; events of all contexts in one frame."""
-    joined_schema: dict[str, type[pl.DataType]] = {
-        LAUNCH_INDEX: pl.UInt32,
-        "matched": pl.Boolean,
-        PROCESS_ID: pl.UInt32,
-        CONTEXT_INDEX: pl.UInt16,
-    }
-    frames = [pl.DataFrame(schema=event_schema() | joined_schema)]
+def _match_contexts(
+    recording: Recording, launches: pl.DataFrame
+) -> tuple[tuple[JoinedEvents, ...], OrderJoin]:
+    """Join each event file to its context's launches."""
+    contexts = []
     matches, total, streams = 0, 0, 0
     for dump in recording.events:
         header = dump.header
@@ -93,21 +86,16 @@ def _match_contexts(recording: Recording, launches: pl.DataFrame) -> tuple[pl.Da
             pl.col(PROCESS_ID) == header.process_id,
             pl.col(CONTEXT_INDEX) == header.context_index,
         )
-        joined = match_blocks(dump.records, of_context)
-        same = joined[LAUNCH_INDEX] == match_by_order(dump.records, of_context)
-        matches += int(same.sum())
-        total += 0 if of_context.is_empty() else joined.height
-        streams = max(streams, _stream_count(of_context))
-        frames.append(
-            joined.with_columns(
-                pl.lit(header.process_id, joined_schema[PROCESS_ID]).alias(PROCESS_ID),
-                pl.lit(header.context_index, joined_schema[CONTEXT_INDEX]).alias(CONTEXT_INDEX),
+        launch_index, matched = match_blocks(dump.records, of_context)
+        contexts.append(
+            JoinedEvents(
+                header.process_id, header.context_index, dump.records, launch_index, matched
             )
         )
-    events = pl.concat(frames)
-    steps = launches.select(LAUNCH_INDEX, LAYER_INDEX, DECODE_STEP)
-    joined = events.join(steps, on=LAUNCH_INDEX, how="left", maintain_order="left", validate="m:1")
-    return joined, OrderJoin(matches, total, single_stream=streams == 1)
+        matches += count_same_by_order(launch_index, of_context)
+        total += 0 if of_context.is_empty() else dump.records.height
+        streams = max(streams, _stream_count(of_context))
+    return tuple(contexts), OrderJoin(matches, total, single_stream=streams == 1)
 
 
 def _stream_count(launches: pl.DataFrame) -> int:

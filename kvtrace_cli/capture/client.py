@@ -140,7 +140,11 @@ def _read_answer(response: httpx.Response, *, stream: bool) -> _Answer:
             return replace(answer, error=f"HTTP {response.status_code}: {shown[:_BODY_SHOWN]}")
         for text in _events(response) if stream else [_whole_body(response)]:
             shown = text
-            answer = _add_chunk(answer, json.loads(text), timed=stream)
+            chunk = json.loads(text)
+            if isinstance(chunk, dict) and chunk.get("error"):
+                reason = f"HTTP 200, then the engine says: {_message(chunk['error'])}"
+                return replace(answer, error=reason)
+            answer = _add_chunk(answer, chunk, timed=stream)
     except httpx.HTTPError as error:
         reason = f"HTTP {response.status_code}, then the connection failed: {error}"
         return replace(answer, error=reason)
@@ -161,6 +165,12 @@ def _add_chunk(answer: _Answer, chunk: dict[str, Any], *, timed: bool) -> _Answe
         completion_tokens=usage["completion_tokens"] if usage else answer.completion_tokens,
         token_times=(*(answer.token_times or ()), *[arrived] * len(tokens)) if timed else None,
     )
+
+
+def _message(error: Any) -> str:
+    """Return the text of an error that came inside an answer, which is no answer then."""
+    text = error.get("message") if isinstance(error, dict) else None
+    return str(text or error)[:_BODY_SHOWN]
 
 
 def _whole_body(response: httpx.Response) -> str:

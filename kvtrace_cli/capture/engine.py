@@ -2,13 +2,16 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvtrace_cli.capture.libraries import find_emulator_library
 from kvtrace_cli.capture.model import Model
 from kvtrace_cli.config import RunConfig, Weights
+from kvtrace_cli.errors import ConfigError
 
 
 class Engine(Protocol):
@@ -17,6 +20,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """The value of `--engine` that stands for it."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it plays a GPU instead of using one."""
 
     def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
         """Return the command line of a server on 127.0.0.1:port."""
@@ -30,6 +37,7 @@ class VllmEngine:
     """vLLM's own server, in the set-up whose counts are known by hand."""
 
     name: str = "vllm"
+    is_emulated: bool = False
 
     def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
         """Return `python -m vllm... serve` with every setting spelled out, the user's last."""
@@ -72,7 +80,47 @@ class VllmEngine:
         return _with_absolute_python_path(environment)
 
 
-ENGINES: dict[str, Engine] = {"vllm": VllmEngine()}
+@dataclass(frozen=True)
+class EmulatorEngine:
+    """kvtrace's own stand-in: it needs no GPU, and launches what vLLM would launch."""
+
+    name: str = "emulator"
+    is_emulated: bool = True
+
+    def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
+        """Return `python -m kvtrace_cli.emulator serve`, by this interpreter, which has it."""
+        engine = config.engine
+        command = [sys.executable, "-m", "kvtrace_cli.emulator", "serve", model.source]
+        command += ["--served-model-name", model.served_name]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--max-model-len", str(config.max_model_len)]
+        command += ["--max-num-seqs", str(engine.max_num_seqs)]
+        command += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+        command += ["--capture-sizes", ",".join(map(str, engine.capture_sizes))]
+        if config.recording.sanitizer_library is not None:
+            library = find_emulator_library(config.recording.sanitizer_library)
+            command += ["--library", str(library)]
+        return [*command, *engine.arguments]
+
+    def environment(self, base: Mapping[str, str], model: Model) -> dict[str, str]:  # noqa: ARG002  the protocol's
+        """Return `base`; the emulated engine has no settings there."""
+        environment = dict(base)
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        return _with_absolute_python_path(environment)
+
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VllmEngine(), EmulatorEngine())}
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine that `--engine` names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"--engine: found {name}, expected one of {', '.join(ENGINES)}")
+    return ENGINES[name]
 
 
 def _with_absolute_python_path(environment: dict[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.config import Bind, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -12,9 +12,19 @@ CONFIG_VARIABLE = "KVTRACE_CONFIG"
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
 PRELOAD_VARIABLE = "LD_PRELOAD"
 
+_BIND_MODES = {
+    Bind.EVERY_FUNCTION: "KVTRACE_BIND_EVERY_FUNCTION",
+    Bind.TARGET_ONLY: "KVTRACE_BIND_TARGET_ONLY",
+}
+
 
 def write_injector_config(
-    path: Path, recording: RecordingConfig, *, raw_dir: Path, sanitizer_library: Path
+    path: Path,
+    recording: RecordingConfig,
+    *,
+    raw_dir: Path,
+    sanitizer_library: Path,
+    emulated: bool = False,
 ) -> None:
     """Write the `kvtrace_config` that KVTRACE_CONFIG names.
 
@@ -22,7 +32,8 @@ def write_injector_config(
         path: the file to write.
         recording: what to record.
         raw_dir: absolute directory that the injector writes to.
-        sanitizer_library: absolute path of libsanitizer-public.so.
+        sanitizer_library: absolute path of libsanitizer-public.so, or of its stand-in.
+        emulated: whether the engine is the emulator; every file will say so.
 
     Raises:
         ConfigError: a path or a name is too long for the structure, or there are too many kernels.
@@ -38,8 +49,8 @@ def write_injector_config(
     config.struct_size = abi.size_of(abi.CONFIG_STRUCT)
     config.ring_events = recording.ring_events
     config.launch_records = recording.launch_records
-    config.flags = _flags(recording)
-    config.bind_mode = abi.constant("KVTRACE_BIND_EVERY_FUNCTION")
+    config.flags = _flags(recording, emulated=emulated)
+    config.bind_mode = abi.constant(_BIND_MODES[recording.bind])
     config.drain_interval_us = recording.drain_interval_us
     config.target_count = len(recording.kernels)
     _set_text(config.output_dir, str(raw_dir), "--out")
@@ -88,8 +99,8 @@ def compose_environment(
     return environment
 
 
-def _flags(recording: RecordingConfig) -> int:
-    flags = 0
+def _flags(recording: RecordingConfig, *, emulated: bool) -> int:
+    flags = abi.constant("KVTRACE_CONFIG_EMULATED") if emulated else 0
     if recording.one_shot:
         flags |= abi.constant("KVTRACE_CONFIG_ONE_SHOT")
     if not recording.stamps:

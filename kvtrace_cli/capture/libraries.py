@@ -13,6 +13,7 @@ from kvtrace_cli.errors import ConfigError
 
 INJECTOR_NAME = "libkvtrace_injector.so"
 SANITIZER_NAME = "libsanitizer-public.so"
+EMULATOR_NAME = "libkvtrace_emulator.so"
 # Where releases of the nvidia-cuda-sanitizer-api package put it: 13.0, 13.5.
 _PACKAGE_LAYOUTS = ("nvidia/cu13/lib", "nvidia/cu13/compute-sanitizer")
 _TOOLKIT_LAYOUTS = ("compute-sanitizer", "extras/compute-sanitizer")
@@ -52,6 +53,24 @@ def find_injector(given: Path | None) -> Injector:
     if stamp is None:
         return Injector(path, None, None)
     return Injector(path, int(stamp.group(1)), stamp.group(0).decode("ascii"))
+
+
+def find_emulator_library(given: Path | None) -> Path:
+    """Find the emulator, which is driver and Sanitizer library in one: the one given, else ours.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if given is not None:
+        path = given.expanduser().absolute()
+    else:
+        path = Path(__file__).parents[1] / "native" / EMULATOR_NAME
+    if not path.is_file():
+        raise ConfigError(
+            f"{EMULATOR_NAME}: not found at {path}; build it with `make emulator`, "
+            "or name one with --sanitizer-library"
+        )
+    return path
 
 
 def find_sanitizer_library(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:

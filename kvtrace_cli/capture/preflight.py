@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -12,7 +13,12 @@ from pathlib import Path
 
 from kvtrace_cli.capture.gpus import Gpu, cuda_driver_version, list_gpus
 from kvtrace_cli.capture.injection import check_environment
-from kvtrace_cli.capture.libraries import Injector, find_injector, find_sanitizer_library
+from kvtrace_cli.capture.libraries import (
+    Injector,
+    find_emulator_library,
+    find_injector,
+    find_sanitizer_library,
+)
 from kvtrace_cli.config import EngineConfig, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
@@ -73,13 +79,27 @@ class Preflight:
 
 
 def run_preflight(
-    engine: EngineConfig, recording: RecordingConfig, out: Path | None = None
+    engine: EngineConfig,
+    recording: RecordingConfig,
+    out: Path | None = None,
+    *,
+    emulated: bool = False,
 ) -> Preflight:
-    """Check everything such a run needs; never raises for what it finds."""
+    """Check everything such a run needs; never raises for what it finds.
+
+    An emulated engine needs neither GPU nor vLLM, so neither is looked for.
+    """
     found = Preflight()
     if recording.enabled:
-        found.checks += [_check_injector(recording, found), _check_sanitizer(recording, found)]
-    found.checks += [_check_driver(found), _check_gpus(engine, found), _check_vllm(engine, found)]
+        found.checks.append(_check_injector(recording, found))
+    if emulated:
+        found.checks.append(_check_emulator(recording, found))
+        found.versions = {"python": platform.python_version()}
+    else:
+        if recording.enabled:
+            found.checks.append(_check_sanitizer(recording, found))
+        found.checks += [_check_driver(found), _check_gpus(engine, found)]
+        found.checks.append(_check_vllm(engine, found))
     if engine.port is not None:
         found.checks.append(_check_port(engine.port))
     found.checks.append(_check_disk(out or Path.cwd()))
@@ -129,6 +149,14 @@ def _check_sanitizer(recording: RecordingConfig, found: Preflight) -> Check:
     except ConfigError as error:
         return _failure("sanitizer library", error)
     return Check("sanitizer library", Status.OK, str(found.sanitizer_library))
+
+
+def _check_emulator(recording: RecordingConfig, found: Preflight) -> Check:
+    try:
+        found.sanitizer_library = find_emulator_library(recording.sanitizer_library)
+    except ConfigError as error:
+        return _failure("emulator library", error)
+    return Check("emulator library", Status.OK, str(found.sanitizer_library))
 
 
 def _check_driver(found: Preflight) -> Check:

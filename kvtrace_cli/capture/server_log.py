@@ -9,7 +9,14 @@ _TAIL_BYTES = 64 * 1024
 # Texts of vLLM 0.20 to 0.33, in the order in which they appear.
 _PHASES = (
     (re.compile(r"Starting to load model|Loading (safetensors|weights)"), "loading weights"),
-    (re.compile(r"torch\.compile|Dynamo bytecode|Compiling a graph|Cache the graph"), "compiling"),
+    (
+        # Not every "torch.compile": "Enforce eager set, disabling torch.compile" is one too.
+        re.compile(
+            r"Starting torch\.compile|torch\.compile (takes|took)|for vLLM's torch\.compile"
+            r"|Dynamo bytecode|Compiling a graph|Cache the graph"
+        ),
+        "compiling",
+    ),
     (re.compile(r"Capturing CUDA graph|Graph capturing"), "capturing graphs"),
     (re.compile(r"Starting vLLM (API )?server|Application startup complete"), "opening the port"),
 )
@@ -17,6 +24,8 @@ _FATAL = re.compile(
     r"CUDA error|misaligned address|illegal memory access|EngineDeadError"
     r"|EngineCore (encountered a fatal error|failed to start)"
 )
+# The engine's or a worker's own exception; a long traceback of the API server comes below it.
+_EXCEPTION = re.compile(r"^\((?:EngineCore|Worker)[^)]*\) ERROR [^]]*\] ((?:\w+\.)*\w+Error: .+)")
 
 
 class ServerLog:
@@ -28,6 +37,7 @@ class ServerLog:
         self._partial = ""
         self._phase: str | None = None
         self._fatal_line: str | None = None
+        self._exception: str | None = None
 
     def follow(self) -> None:
         """Read the lines that came since the last call."""
@@ -50,12 +60,15 @@ class ServerLog:
         return self._fatal_line
 
     def tail(self) -> str:
-        """Return the last lines of the log, indented, and where the rest is."""
+        """Return why the engine failed, if the log says it, its last lines, and where it is."""
+        self.follow()
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
         shown = "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
-        return f"the end of its log (all of it: {self.path}):\n{shown}"
+        cause = self._exception or self._fatal_line
+        said = "" if cause is None else f"its log says: {cause}; "
+        return f"{said}the end of its log (all of it: {self.path}):\n{shown}"
 
     def _look_at(self, line: str) -> None:
         for pattern, phase in _PHASES:
@@ -63,3 +76,6 @@ class ServerLog:
                 self._phase = phase
         if self._fatal_line is None and _FATAL.search(line):
             self._fatal_line = line.strip()
+        exception = _EXCEPTION.search(line)
+        if self._exception is None and exception is not None:
+            self._exception = exception.group(1).strip()

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from kvtrace_cli.capture.client import EngineClient, RequestRecord
-from kvtrace_cli.capture.engine import ENGINES, Engine
+from kvtrace_cli.capture.engine import Engine, find_engine
 from kvtrace_cli.capture.injection import (
     CONFIG_VARIABLE,
     compose_environment,
@@ -28,9 +28,10 @@ from kvtrace_cli.capture.run_dir import (
 )
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
+from kvtrace_cli.capture.unbound import unbound_functions
 from kvtrace_cli.config import RequestSpec, RunConfig
 from kvtrace_cli.dumps.run_dir import RunDir
-from kvtrace_cli.errors import ConfigError, RunFailedError
+from kvtrace_cli.errors import RunFailedError
 
 NOT_ATTACHED = (
     "the injector never attached: no process patched a module that holds a wanted kernel, so "
@@ -66,7 +67,9 @@ def record_run(config: RunConfig, progress: Progress) -> RunResult:
         model = resolve_model(config.model, config.weights)
         engine = find_engine(config.engine.engine)
         progress.phase("checking this machine")
-        preflight = run_preflight(config.engine, config.recording, config.out)
+        preflight = run_preflight(
+            config.engine, config.recording, config.out, emulated=engine.is_emulated
+        )
         for check in preflight.checks:
             say = progress.note if check.status is Status.WARN else progress.detail
             say(f"{check.status.value}: {check.name}: {check.found}")
@@ -76,15 +79,13 @@ def record_run(config: RunConfig, progress: Progress) -> RunResult:
         return session.run(os.environ)
 
 
-def find_engine(name: str) -> Engine:
-    """Return the engine that `--engine` names.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name not in ENGINES:
-        raise ConfigError(f"--engine: found {name}, expected one of {', '.join(ENGINES)}")
-    return ENGINES[name]
+def _why(record: RequestRecord, server: Server) -> str:
+    """Say why a request failed, and how the engine is since."""
+    tokens = len(record.returned_token_ids or ())
+    reason = f"{record.role} request {record.request_index} failed: {record.error}"
+    status = server.exit_status
+    ended = "" if status is None else f"; the engine ended, {describe(status)}"
+    return f"{reason} ({tokens} tokens){ended}; {server.log.tail()}"
 
 
 def _assignments(environment: Mapping[str, str]) -> list[str]:
@@ -148,6 +149,7 @@ class _Session:
             self._config.recording,
             raw_dir=self._run_dir.raw.absolute(),
             sanitizer_library=sanitizer,
+            emulated=self._engine.is_emulated,
         )
         return compose_environment(
             environment, self._config.recording, injector=injector.path, config_path=config_path
@@ -211,11 +213,8 @@ class _Session:
         append_request(self._run_dir, record.to_json())
         self._records.append(record)
         if record.error is not None:
-            what = f"{spec.role.value} request {index} failed: {record.error}"
             server.wait_exit(self._config.limits.kill_s if record.http_status is None else 0)
-            status = server.exit_status
-            ended = "" if status is None else f"; the engine ended, {describe(status)}"
-            raise RunFailedError(f"{what}{ended}; {server.log.tail()}")
+            raise RunFailedError(_why(record, server))
         self._outcome = replace(self._outcome, requests_answered=len(self._records))
 
     def _send(self, client: EngineClient, index: int, spec: RequestSpec) -> RequestRecord:
@@ -249,8 +248,7 @@ class _Session:
         server.demand_alive("after the last answer")
         if server.log.fatal_line is not None:
             raise RunFailedError(
-                f"the requests were answered, but the engine's log says: {server.log.fatal_line}; "
-                f"{server.log.tail()}"
+                f"the requests were answered, but the engine cannot go on; {server.log.tail()}"
             )
         if not client.is_healthy():
             raise RunFailedError(
@@ -297,6 +295,16 @@ class _Session:
         if not counters.attached:
             return f"nothing was recorded; {self._run_dir.path} holds the log"
         return (
-            f"recorded until then: {describe_counters(counters)}; "
+            f"{self._unbound()}recorded until then: {describe_counters(counters)}; "
             f"`kvtrace reconcile {self._run_dir.path} --allow-incomplete` reads it"
+        )
+
+    def _unbound(self) -> str:
+        """Name the functions that were left without callback data, which is what faults."""
+        names = unbound_functions(self._run_dir)
+        if not names:
+            return ""
+        return (
+            f"{len(names)} functions of a patched module had no callback data, so they read "
+            f"garbage when a graph replays them: {', '.join(names)}\n"
         )

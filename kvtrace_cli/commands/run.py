@@ -20,6 +20,7 @@ from kvtrace_cli.commands.run_options import (
     interpreter,
 )
 from kvtrace_cli.config import (
+    Bind,
     EngineConfig,
     RecordingConfig,
     RequestPlan,
@@ -46,7 +47,7 @@ def run(
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="Program to trace.")
+        str, typer.Option("--engine", help="Program to trace: vllm, or emulator (no GPU).")
     ] = EngineConfig.engine,
     weights: Annotated[
         Weights,
@@ -94,6 +95,12 @@ def run(
     no_stamps: Annotated[
         bool, typer.Option("--no-stamps", help="Bind no launch stamp; replays are told by order.")
     ] = False,
+    bind: Annotated[
+        Bind,
+        typer.Option(
+            "--bind", help="target-only leaves functions unbound: shows the crash it causes."
+        ),
+    ] = RecordingConfig.bind,
     python: PythonOption = None,
     port: PortOption = None,
     injector: InjectorOption = None,
@@ -146,6 +153,7 @@ def run(
             launch_records=launch_records,
             one_shot=one_shot,
             stamps=not no_stamps,
+            bind=bind,
             injector=injector,
             sanitizer_library=sanitizer_library,
             injection=not no_injection,

@@ -12,19 +12,18 @@ from typing import IO, cast
 import polars as pl
 
 from kvtrace_cli.dumps import abi
+from kvtrace_cli.dumps.event_pieces import EventCheck, put_together
 from kvtrace_cli.dumps.schema import (
-    SEQUENCE,
-    SEQUENCE_MODULUS,
     Dump,
     FileHeader,
-    event_schema,
     record_schema,
 )
 from kvtrace_cli.errors import DumpFormatError
 
 _WORD_BYTES = 8
-# Records are turned into columns in pieces of this many: one row of a binary column each.
-_PIECE_RECORDS = 16_384
+# Records are turned into columns in pieces of this many, each piece on its own: so no more than
+# one piece is in memory twice.
+_PIECE_RECORDS = 65_536
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ def read_events(path: Path) -> Dump:
     Units: `gpu_globaltimer_ns` in ns of %globaltimer. Source: dump ABI v1, kvtrace_block_event.
     """
     kind = _Kind("block event", abi.EVENTS_STRUCT, abi.constant("KVTRACE_EVENTS_MAGIC"))
-    header, frame = _read(path, kind)
-    frame = _with_sequence(frame)
-    _check_tags(path, frame, header)
-    return Dump(path.name, header, frame.select(*event_schema()))
+    return _read(path, kind, EventCheck)
 
 
 def read_launches(path: Path) -> Dump:
@@ -67,20 +63,24 @@ def read_launches(path: Path) -> Dump:
     kvtrace_launch_record.
     """
     kind = _Kind("launch record", abi.LAUNCHES_STRUCT, abi.constant("KVTRACE_LAUNCHES_MAGIC"))
-    return Dump(path.name, *_read(path, kind))
+    return _read(path, kind, None)
 
 
-def _read(path: Path, kind: _Kind) -> tuple[FileHeader, pl.DataFrame]:
+def _read(path: Path, kind: _Kind, check: type[EventCheck] | None) -> Dump:
     with _opened(path) as stream:
         header = _read_header(path, stream, kind)
-        pieces = _read_pieces(path, stream, header, abi.size_of(kind.struct))
+        pieces = _read_pieces(path, stream, header, kind.struct)
+        if check is None:
+            frame = pl.concat([pl.DataFrame(schema=record_schema(kind.struct)), *pieces])
+        else:
+            frame = put_together(map(check(path, header).check, pieces))
         closed = header.has("KVTRACE_FILE_CLOSED")
         if closed and (trailing := _count_rest(stream)):
             raise DumpFormatError(
                 f"{path}: {trailing} bytes after the last of {header.record_count} records; a file "
                 "closed in order ends with its last record; copy it again or record again"
             )
-    return header, _columns(pieces, header.record_count, kind.struct)
+    return Dump(path.name, header, frame)
 
 
 @contextmanager
@@ -132,10 +132,10 @@ def _read_header(path: Path, stream: IO[bytes], kind: _Kind) -> FileHeader:
 
 
 def _read_pieces(
-    path: Path, stream: IO[bytes], header: FileHeader, record_size: int
-) -> list[bytes]:
-    """Read the counted records in pieces of `_PIECE_RECORDS`; only the last may be shorter."""
-    pieces: list[bytes] = []
+    path: Path, stream: IO[bytes], header: FileHeader, struct: str
+) -> Iterator[pl.DataFrame]:
+    """Yield the counted records as columns, `_PIECE_RECORDS` at a time."""
+    record_size = abi.size_of(struct)
     for first in range(0, header.record_count, _PIECE_RECORDS):
         wanted = min(header.record_count - first, _PIECE_RECORDS) * record_size
         piece = stream.read(wanted)
@@ -145,35 +145,29 @@ def _read_pieces(
                 f"{first + len(piece) // record_size}; it was cut short, copy it again or record "
                 "again"
             )
-        pieces.append(piece)
-    return pieces
+        yield _columns(piece, struct)
 
 
 def _count_rest(stream: IO[bytes]) -> int:
     return sum(len(piece) for piece in iter(lambda: stream.read(1 << 20), b""))
 
 
-def _columns(pieces: list[bytes], record_count: int, struct: str) -> pl.DataFrame:
+def _columns(records: bytes, struct: str) -> pl.DataFrame:
     """Turn the bytes of records into columns.
 
     The bytes become one column of 64-bit words, of which every n-th belongs to one word of the
     records; natural alignment keeps each field inside one word.
     """
-    if not record_count:
-        return pl.DataFrame(schema=record_schema(struct))
-    piece_bytes = _PIECE_RECORDS * abi.size_of(struct)
-    pieces[-1] = pieces[-1].ljust(piece_bytes, b"\0")
-    words_per_piece = piece_bytes // _WORD_BYTES
     words = (
-        pl.Series(pieces, dtype=pl.Binary)
-        .bin.reinterpret(dtype=pl.Array(pl.UInt64, words_per_piece))
+        pl.Series([records], dtype=pl.Binary)
+        .bin.reinterpret(dtype=pl.Array(pl.UInt64, len(records) // _WORD_BYTES))
         .explode()
     )
     stride = abi.size_of(struct) // _WORD_BYTES
     columns = pl.select(
         pl.lit(words).gather_every(stride, word).alias(f"word{word}") for word in range(stride)
     )
-    return columns.head(record_count).select(
+    return columns.select(
         _field_value(field).cast(dtype).alias(field.name)
         for field, dtype in zip(abi.fields(struct), record_schema(struct).values(), strict=True)
     )
@@ -187,34 +181,3 @@ def _field_value(field: abi.Field) -> pl.Expr:
     if byte + field.size < _WORD_BYTES:
         value = value & ((1 << 8 * field.size) - 1)
     return value
-
-
-def _with_sequence(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the full sequence: the sum of the steps of its low 16 bits, which start from 0.
-
-    A step of 0 cannot be, so it counts as 65,536. Drops in one place beyond 65,535 make the
-    sequence too low by a multiple of that; the header's drop counter is exact.
-    """
-    low = pl.col("sequence_low").cast(pl.UInt64)
-    before = low.shift(1, fill_value=SEQUENCE_MODULUS - 1)
-    step = (low + 2 * SEQUENCE_MODULUS - before - 1) % SEQUENCE_MODULUS + 1
-    return frame.with_columns((step.cum_sum() - 1).alias(SEQUENCE))
-
-
-def _check_tags(path: Path, frame: pl.DataFrame, header: FileHeader) -> None:
-    """Refuse events whose four tags differ, step back, or do not follow from their sequence."""
-    tags = [name for name in frame.columns if name.startswith("tag")]
-    tag = pl.col(tags[0])
-    differ = pl.any_horizontal(tag != pl.col(other) for other in tags[1:])
-    exact = (1 + pl.col(SEQUENCE) // max(header.capacity, 1)) % SEQUENCE_MODULUS
-    # With drops the sequence is known only up to 65,536, so only the direction can be checked.
-    step = (tag.cast(pl.UInt32) + SEQUENCE_MODULUS - tag.shift(1)) % SEQUENCE_MODULUS
-    wrong = step > SEQUENCE_MODULUS // 2 if header.dropped_count else tag != exact
-    faults = frame.lazy().with_row_index().filter(differ | wrong).head(1).collect()
-    if faults.is_empty():
-        return
-    position, found = faults["index"][0], [faults[name][0] for name in tags]
-    raise DumpFormatError(
-        f"{path}: event {position} has the tags {found}, expected four equal ones that follow its "
-        "sequence (docs/format.md); the file is damaged, copy it again or record again"
-    )

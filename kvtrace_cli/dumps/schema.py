@@ -77,11 +77,14 @@ def record_schema(struct: str) -> dict[str, type[pl.DataType]]:
 
 
 def event_schema() -> dict[str, type[pl.DataType]]:
-    """Return the columns of a frame of block events: the ABI's, without tags, and the sequence."""
+    """Return the columns of a frame of block events: the ABI's, and the full sequence.
+
+    The tags and the sequence's low bits are left out: the reader has checked them.
+    """
     columns = {
         name: dtype
         for name, dtype in record_schema(abi.EVENTS_STRUCT).items()
-        if not name.startswith("tag")
+        if not name.startswith(("tag", "sequence"))
     }
     return columns | {SEQUENCE: pl.UInt64}
 

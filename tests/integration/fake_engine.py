@@ -99,13 +99,15 @@ class Handler(BaseHTTPRequestHandler):
         if FAULT == "dies":
             log("EngineCore encountered a fatal error")
             os._exit(0)
+        if FAULT == "fatal_500":
+            log("RuntimeError: CUDA error: misaligned address" + "\n  frame of a traceback" * 40)
         if FAULT == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if FAULT == "fatal_log":
             log("RuntimeError: CUDA error: misaligned address")
 
     def _answer(self, tokens: int) -> None:
-        if FAULT == "http_500":
+        if FAULT == "http_500" or (FAULT == "fatal_500" and tokens > 1):
             self._reply(500, b'{"error":"EngineCore died"}')
             return
         returned = tokens - 1 if FAULT == "too_few" and tokens > 1 else tokens

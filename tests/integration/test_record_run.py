@@ -175,7 +175,8 @@ def test_an_engine_without_the_injector_is_told_apart(config, monkeypatch, capsy
             r"measured request 1 failed: .*; the engine ended, exit status 0(.|\n)*fatal error",
         ),
         ("killed", r"killed by SIGKILL(.|\n)*--allow-incomplete"),
-        ("fatal_log", r"the engine's log says: .*misaligned address"),
+        ("fatal_500", r"HTTP 500: .*; its log says: RuntimeError: CUDA error: misaligned address"),
+        ("fatal_log", r"cannot go on; its log says: .*misaligned address"),
         ("unhealthy_after", r"/health is not well"),
     ],
 )

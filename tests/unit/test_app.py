@@ -142,7 +142,7 @@ def within(names, *allowed):
         ("typer", ("app", "commands")),
         ("rich", ("console", "reports", "commands", "capture.progress")),
         ("httpx", ("capture.client",)),
-        ("cffi", ("dumps.abi",)),
+        ("cffi", ("dumps.abi", "emulator.driver")),
         ("polars", ("dumps", "analysis")),
         ("vllm", ()),
         ("click", ()),

@@ -1,8 +1,12 @@
+import sys
 from pathlib import Path
 
-from kvtrace_cli.capture.engine import VllmEngine
+import pytest
+
+from kvtrace_cli.capture.engine import EmulatorEngine, VllmEngine, find_engine
 from kvtrace_cli.capture.model import Model
-from kvtrace_cli.config import EngineConfig, RunConfig, Weights
+from kvtrace_cli.config import EngineConfig, RecordingConfig, RunConfig, Weights
+from kvtrace_cli.errors import ConfigError
 
 DUMMY = Model("/models/q", "q", Weights.DUMMY)
 
@@ -53,3 +57,25 @@ def test_the_users_environment_wins():
 def test_import_paths_survive_another_working_directory():
     environment = VllmEngine().environment({"PYTHONPATH": "site:/abs"}, DUMMY)
     assert environment["PYTHONPATH"] == f"{Path.cwd()}/site:/abs"
+
+
+def test_the_emulator_is_started_by_this_interpreter_with_the_same_set_up(tmp_path):
+    library = tmp_path / "e.so"
+    library.touch()
+    config = RunConfig(
+        "q",
+        engine=EngineConfig(engine="emulator", python=Path("/py"), arguments=("--fault", "hang")),
+        recording=RecordingConfig(sanitizer_library=library),
+    )
+    assert EmulatorEngine().command(config, DUMMY, 4000) == [
+        *(sys.executable, "-m", "kvtrace_cli.emulator", "serve", "/models/q"),
+        *("--served-model-name", "q", "--host", "127.0.0.1", "--port", "4000"),
+        *("--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
+        *("--capture-sizes", "1,2,4,8", "--library", str(library), "--fault", "hang"),
+    ]
+
+
+def test_engines_are_found_by_name():
+    assert [find_engine(name).is_emulated for name in ("vllm", "emulator")] == [False, True]
+    with pytest.raises(ConfigError, match="expected one of vllm, emulator"):
+        find_engine("other")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvtrace_cli.capture.injection import compose_environment, write_injector_config
-from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.config import Bind, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -93,3 +93,19 @@ def test_what_does_not_fit_the_config_is_refused(tmp_path, recording, raw_dir, m
     with pytest.raises(ConfigError, match=message):
         write(tmp_path / "config", recording, Path(raw_dir))
     assert not (tmp_path / "config").exists()
+
+
+def test_the_config_says_how_to_bind_and_whether_it_is_emulated(tmp_path):
+    path = tmp_path / "config"
+    found = []
+    for bind, emulated in ((Bind.EVERY_FUNCTION, False), (Bind.TARGET_ONLY, True)):
+        write_injector_config(
+            path,
+            RecordingConfig(bind=bind),
+            raw_dir=Path("/run/raw"),
+            sanitizer_library=Path("/lib/emulator.so"),
+            emulated=emulated,
+        )
+        config = abi.ffi().from_buffer(f"{abi.CONFIG_STRUCT} *", path.read_bytes())
+        found.append((config.bind_mode, config.flags))
+    assert found == [(0, 0), (1, abi.constant("KVTRACE_CONFIG_EMULATED"))]

@@ -5,6 +5,7 @@ import pytest
 from kvtrace_cli.capture import libraries
 from kvtrace_cli.capture.libraries import (
     SANITIZER_NAME,
+    find_emulator_library,
     find_injector,
     find_sanitizer_library,
     sanitizer_directories,
@@ -93,3 +94,11 @@ def test_a_missing_library_says_how_to_get_it(nowhere):
 def test_empty_import_paths_are_left_out():
     """An empty entry means the working directory, which has no say."""
     assert all(path.is_absolute() for path in sanitizer_directories([""], {"PATH": "/none"}))
+
+
+def test_the_emulator_is_the_one_given_or_the_packages(tmp_path):
+    given = tmp_path / "e.so"
+    with pytest.raises(ConfigError, match=r"e\.so; build it with `make emulator`"):
+        find_emulator_library(given)
+    given.touch()
+    assert find_emulator_library(given) == given

@@ -113,3 +113,21 @@ def test_disk_space_is_that_of_the_nearest_directory_that_exists(machine, tmp_pa
 def test_gpus_are_read_from_nvidia_smi():
     text = "NVIDIA H200, 580.1, 143771, 143000, 9.0\nNVIDIA GB10, 580.1, [N/A], [N/A], 12.1\n"
     assert parse_gpus(text + "\nFailed to initialize NVML\n") == [H200, GB10]
+
+
+def test_an_emulated_engine_needs_neither_gpu_nor_vllm(machine, monkeypatch):
+    monkeypatch.setattr(preflight, "list_gpus", list)
+    monkeypatch.setattr(preflight, "cuda_driver_version", lambda: None)
+    monkeypatch.setattr(preflight, "_probe_versions", lambda _python: {"vllm": None})
+    found = run_preflight(EngineConfig(engine="emulator"), machine, emulated=True)
+    assert [one.name for one in found.checks] == ["injector", "emulator library", "disk space"]
+    demand(found)
+    assert found.sanitizer_library == machine.sanitizer_library
+    assert found.gpus == []
+
+
+def test_a_missing_emulator_library_says_how_to_build_it(machine):
+    machine.sanitizer_library.unlink()
+    found = run_preflight(EngineConfig(engine="emulator"), machine, emulated=True)
+    assert [one.name for one in found.failed] == ["emulator library"]
+    assert "make emulator" in found.failed[0].next_step

@@ -18,6 +18,7 @@ def add(log, text):
 def test_phases_follow_the_log(log):
     phases = []
     for line in (
+        "WARNING [vllm.py] Enforce eager set, disabling torch.compile, CUDAGraphs\n",
         "INFO [gpu_worker.py] Starting to load model Qwen3-14B...\n",
         "INFO Dynamo bytecode transform time: 5.1 s\n",
         "INFO Capturing CUDA graphs (decode, FULL): 0%\n",
@@ -25,7 +26,7 @@ def test_phases_follow_the_log(log):
     ):
         add(log, line)
         phases.append(log.phase)
-    assert phases == ["loading weights", "compiling", "capturing graphs", "opening the port"]
+    assert phases == [None, "loading weights", "compiling", "capturing graphs", "opening the port"]
 
 
 def test_a_line_is_judged_when_it_is_whole(log):
@@ -43,6 +44,28 @@ def test_the_first_fatal_line_is_kept(log):
 def test_ordinary_lines_are_not_fatal(log):
     add(log, "INFO CUDA graphs captured\nWARNING no error here\n\xff\xfe\n")
     assert log.fatal_line is None
+
+
+def test_the_tail_leads_with_the_cause_which_its_parents_traceback_hides(log):
+    """As vLLM 0.32 logs a start that fails in the engine's process."""
+    where = "(EngineCore pid=7) ERROR 11-30 03:10:49 [core.py:1510]"
+    add(
+        log,
+        f"{where} EngineCore failed to start.\n"
+        f"{where}     raise ValueError(\n"
+        f"{where} ValueError: No available memory for the cache blocks.\n"
+        f"{where} RuntimeError: a later one\n"
+        + "  frame of the API server\n" * 50
+        + "RuntimeError: Engine core initialization failed. See root cause above.\n",
+    )
+    said = "its log says: ValueError: No available memory for the cache blocks.; the end of"
+    assert log.tail().startswith(said)
+
+
+def test_without_an_exception_the_fatal_line_is_the_cause(log):
+    add(log, "RuntimeError: CUDA error: misaligned address\n" + "frame\n" * 50)
+    said = "its log says: RuntimeError: CUDA error: misaligned address; the end of"
+    assert log.tail().startswith(said)
 
 
 def test_the_tail_is_short_and_says_where_the_rest_is(log):

@@ -1,0 +1,1 @@
+"""An engine without a GPU: vLLM's routes and launches on the emulated driver."""
