@@ -2,6 +2,8 @@
 
 VENV ?= .venv
 PYTHON ?= python3
+# The interpreter that has vLLM; without it `make run` looks at the usual ones.
+VLLM_PYTHON ?=
 MODEL ?= Qwen3-14B
 FUZZ_SEED ?= 1
 BUILD := $(CURDIR)/build/injector
@@ -21,8 +23,8 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weights (emulated without a GPU)
-	@set -e; engine="$$($(PY) scripts/choose_engine.py)"; \
-	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy --engine $$engine
+	@set -e; options="$$($(PY) scripts/choose_engine.py $(VLLM_PYTHON))"; \
+	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy $$options
 
 test: lint $(INJECTOR) $(EMULATOR) ## Everything that needs no GPU: lint, types, native and Python tests
 	$(PY) -m pytest -q -m "not gpu and not vllm"
