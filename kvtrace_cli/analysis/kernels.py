@@ -50,7 +50,7 @@ def matched_pcs(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.
 def bound_functions(journal: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Return the target functions that the journals name: one row per `function_bound` line.
 
-    `pc` is null where a line has none; a text is read as hexadecimal. Source: docs/format.md.
+    `pc` is null where a line has none. Source: docs/format.md.
     """
     rows = [
         (
@@ -58,7 +58,7 @@ def bound_functions(journal: Sequence[dict[str, Any]]) -> pl.DataFrame:
             line.get(CONTEXT_INDEX, 0),
             line["kernel_slot"],
             line.get("name"),
-            _pc(line.get("pc")),
+            line.get("pc"),
         )
         for line in journal
         if line.get("event") == "function_bound" and line.get("kernel_slot") is not None
@@ -108,7 +108,3 @@ def count_disagreements(pcs: pl.DataFrame, bound: pl.DataFrame) -> int:
     )
     key = (*_CONTEXT_KEY, "pc")
     return pl.concat([split.select(key), foreign.select(key)]).unique().height
-
-
-def _pc(value: Any) -> int | None:
-    return int(value, 16) if isinstance(value, str) else value

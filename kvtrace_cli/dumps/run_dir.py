@@ -11,6 +11,18 @@ from kvtrace_cli.errors import RunDirError
 
 _DUMP_NAME = re.compile(r"(?P<pid>\d+)(?:-(?P<context>\d+)\.events|\.launches)\.kvt(?:\.gz)?")
 _JOURNAL_SUFFIX = ".journal.jsonl"
+# What readers count with: whole numbers up to this, or null, in requests and journals.
+_LARGEST = {
+    "request_index": 2**32 - 1,
+    "host_monotonic_begin_ns": 2**64 - 1,
+    "host_monotonic_end_ns": 2**64 - 1,
+    "http_status": 999,
+    "context_index": 2**16 - 1,
+    "kernel_slot": 2**32 - 1,
+    "pc": 2**64 - 1,
+    "blocks_of_dropped": 2**63 - 1,
+}
+_TEXTS = ("event", "role", "name")
 
 
 @dataclass(frozen=True)
@@ -191,7 +203,25 @@ def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
                 f"{path}: line {number} is a JSON {type(value).__name__}, expected an object; "
                 "the file is damaged, record again"
             )
+        _check_fields(path, number, value)
         yield value
+
+
+def _check_fields(path: Path, line: int, record: dict[str, Any]) -> None:
+    for name in _TEXTS:
+        if not isinstance(record.get(name), str | None):
+            raise RunDirError(
+                f"{path}: line {line} has {name} {record[name]!r}, expected a text; the file is "
+                "damaged, record again"
+            )
+    for name, largest in _LARGEST.items():
+        value = record.get(name)
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_whole and 0 <= value <= largest):
+            raise RunDirError(
+                f"{path}: line {line} has {name} {value!r}, expected a whole number up to "
+                f"{largest} or null; the file is damaged, record again"
+            )
 
 
 def _text(path: Path) -> str:

@@ -376,5 +376,5 @@ def test_witnesses_that_disagree_about_a_kernel(tmp_path, trace):
 
 
 def test_a_journal_that_binds_the_pc_to_another_kernel(tmp_path):
-    lines = builders.journal(kernel_slot=5, pc=hex(builders.PC))
+    lines = builders.journal(kernel_slot=5, pc=builders.PC)
     assert reconciled(tmp_path, seven_replays(), journal_lines=lines).kernel_disagreements == 1

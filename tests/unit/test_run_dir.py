@@ -106,6 +106,11 @@ def test_a_whole_last_line_without_newline_is_read(run):
         ('{"request_index": 0}\nnope\n{}\n', "no JSON in line 2"),
         ('{"request_index": 0}\n3\n', "line 2 is a JSON int"),
         ('{"role": "measured"}\n', "without the number `request_index`"),
+        ('{"request_index": true}\n', "expected a whole number"),
+        ('{"request_index": -1}\n', "expected a whole number"),
+        ('{"request_index": 0, "host_monotonic_end_ns": 1e999}\n', "host_monotonic_end_ns inf"),
+        ('{"request_index": 0, "http_status": "200"}\n', "http_status '200'"),
+        ('{"request_index": 0, "role": []}\n', "role .*, expected a text"),
     ],
 )
 def test_a_damaged_line_is_named(run, text, message):
