@@ -4,7 +4,8 @@
     python3 scripts/measure_emulated_load.py --events 10000000 --out DIR
 
 Prints how many events were written and dropped, how long the load took, and time and peak
-resident memory of the reconciling process. Exit 1 if an event was lost or the counts disagree.
+resident memory of the reconciling process. Exit 1 if an event was lost, the counts disagree, or
+there were fewer events than asked for.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def main() -> int:
     a_step = CAPTURE_SIZES[-1] * LAYERS
     # Near the ends fewer requests run, in smaller graphs.
     steps = (args.events - in_prompts) // a_step
-    max_tokens = max(8, steps + steps // 50 + 64)
+    max_tokens = max(8, steps + steps // 10 + 64)
     port, limits = free_port(), TimeLimits()
     server = start_engine(run_dir, port, PROMPT_TOKENS + max_tokens, args.ring_events)
     client = EngineClient(port, "m", limits)
@@ -127,7 +128,8 @@ def main() -> int:
         flush=True,
     )
     status = time_reconcile(args.out)
-    return 1 if failed or counters.dropped or status else 0
+    is_short = counters.events < args.events
+    return 1 if failed or is_short or counters.dropped or status else 0
 
 
 if __name__ == "__main__":

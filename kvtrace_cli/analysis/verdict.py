@@ -6,7 +6,7 @@ import polars as pl
 
 from kvtrace_cli.analysis.launches import measured_windows
 from kvtrace_cli.analysis.model import FileBooks, OrderJoin, Population, Section, Verdict
-from kvtrace_cli.dumps.schema import Recording
+from kvtrace_cli.dumps.schema import Recording, unbound_functions
 
 _HTTP_OK = 200
 
@@ -68,6 +68,12 @@ def notes(
             )
         if "closed" not in books.flags:
             found.append(f"{books.name} was not closed in order; only counted records were read.")
+    unbound = unbound_functions(recording.journal)
+    if unbound:
+        found.append(
+            f"{len(unbound)} functions of a patched module had no callback data, so they read "
+            f"garbage when a graph replays them: {', '.join(unbound)}."
+        )
     if not measured_windows(recording.requests):
         found.append("No measured request is recorded, so only the whole life is judged.")
     return tuple(found)

@@ -28,7 +28,7 @@ from kvtrace_cli.capture.run_dir import (
 )
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
-from kvtrace_cli.capture.unbound import unbound_functions
+from kvtrace_cli.capture.unbound import journalled_unbound_functions
 from kvtrace_cli.config import RequestSpec, RunConfig
 from kvtrace_cli.dumps.run_dir import RunDir
 from kvtrace_cli.errors import RunFailedError
@@ -301,7 +301,7 @@ class _Session:
 
     def _unbound(self) -> str:
         """Name the functions that were left without callback data, which is what faults."""
-        names = unbound_functions(self._run_dir)
+        names = journalled_unbound_functions(self._run_dir)
         if not names:
             return ""
         return (

@@ -1,5 +1,6 @@
 """What a recording looks like in memory; column names and types come from the ABI header."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -108,3 +109,12 @@ def failure_site_name(site: int) -> str:
 def short_name(enumerator: str) -> str:
     """Turn KVTRACE_FILE_CLOSED into `closed`: drop project and group, lower the rest."""
     return enumerator.split("_", 2)[2].lower()
+
+
+def unbound_functions(journal: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the functions of patched modules that were left without callback data.
+
+    They are the first suspects after a fault: each once, in the order in which they were loaded.
+    """
+    unbound = (line for line in journal if line.get("bound") is False)
+    return tuple(dict.fromkeys(str(line.get("name")) for line in unbound))

@@ -215,6 +215,9 @@ def _verdict(result: Reconciliation) -> Text:
 def _remarks(result: Reconciliation) -> Table:
     """Reasons and notes, with a hanging indent."""
     grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    # Kernel names are long, and none of their letters may be lost.
+    grid.add_column(overflow="fold")
     for reason in result.reasons:
         grid.add_row(" -", Text(reason))
     for note in result.notes:

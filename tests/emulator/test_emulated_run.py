@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtrace_cli.analysis.reconcile import reconcile
+from kvtrace_cli.dumps.recording import read_recording
+from kvtrace_cli.dumps.run_dir import open_run_dir
+
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "kvtrace_cli/native"
 
@@ -108,6 +112,9 @@ def test_binding_the_target_only_shows_the_crash_and_names_what_was_unbound(tmp_
     requests = (tmp_path / "run/requests.jsonl").read_text().splitlines()
     assert json.loads(requests[1])["returned_token_ids"] is None
     assert (tmp_path / "run/INCOMPLETE").exists()
+
+    result = reconcile(read_recording(open_run_dir(tmp_path / "run", allow_incomplete=True)))
+    assert any("3 functions of a patched module" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(

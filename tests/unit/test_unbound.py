@@ -1,6 +1,6 @@
 from builders import journal, write_lines
 
-from kvtrace_cli.capture.unbound import unbound_functions
+from kvtrace_cli.capture.unbound import journalled_unbound_functions as unbound_functions
 from kvtrace_cli.dumps.run_dir import RunDir
 
 
