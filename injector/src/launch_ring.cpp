@@ -19,17 +19,31 @@ bool LaunchRing::allocate(uint32_t capacity, bool one_shot) {
     return true;
 }
 
-bool LaunchRing::append(const kvtrace_launch_record &record) {
-    uint64_t position = reserved_.load(std::memory_order_relaxed);
-    do {
-        if (position - freed_.load(std::memory_order_acquire) >= capacity_) {
-            const uint64_t blocks =
-                uint64_t{record.grid_dim_x} * record.grid_dim_y * record.grid_dim_z;
-            dropped_blocks_.fetch_add(blocks, std::memory_order_relaxed);
-            dropped_.fetch_add(1, std::memory_order_relaxed);
+bool LaunchRing::reserve(uint64_t *position) {
+    uint64_t next = reserved_.load(std::memory_order_relaxed);
+    while (true) {
+        const uint64_t freed = freed_.load(std::memory_order_acquire);
+        /* Other writers and the reader may have gone past `next` since it was read: then it is out
+         * of date, and the difference would wrap round to look like a full ring. */
+        if (freed > next) {
+            next = reserved_.load(std::memory_order_relaxed);
+        } else if (next - freed >= capacity_) {
             return false;
+        } else if (reserved_.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) {
+            *position = next;
+            return true;
         }
-    } while (!reserved_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed));
+    }
+}
+
+bool LaunchRing::append(const kvtrace_launch_record &record) {
+    uint64_t position = 0;
+    if (!reserve(&position)) {
+        const uint64_t blocks = uint64_t{record.grid_dim_x} * record.grid_dim_y * record.grid_dim_z;
+        dropped_blocks_.fetch_add(blocks, std::memory_order_relaxed);
+        dropped_.fetch_add(1, std::memory_order_relaxed);
+        return false;
+    }
     const uint64_t place = position & (capacity_ - 1);
     records_[place] = record;
     published_[place].store(lap_of(position), std::memory_order_release);

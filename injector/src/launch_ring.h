@@ -31,6 +31,8 @@ class LaunchRing {
     uint64_t dropped_blocks() const { return dropped_blocks_.load(std::memory_order_relaxed); }
 
   private:
+    /* Take the next place; false if the ring is full. */
+    bool reserve(uint64_t *position);
     uint32_t lap_of(uint64_t position) const {
         return static_cast<uint32_t>(position >> capacity_log2_) + 1;
     }

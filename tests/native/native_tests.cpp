@@ -286,6 +286,39 @@ void launch_ring_loses_nothing_under_load() {
     EXPECT(taken + ring.dropped_count() == kThreads * kEach);
 }
 
+/* The reader may free places between a writer's two looks at the ring: that is no full ring. */
+void launch_ring_with_room_drops_nothing() {
+    constexpr uint64_t kThreads = 4;
+    constexpr uint64_t kEach = 100000;
+    LaunchRing ring;
+    EXPECT(ring.allocate(1u << 19, false));
+    std::atomic<bool> done{false};
+    uint64_t taken = 0;
+    std::thread reader([&] {
+        const kvtrace_launch_record *first = nullptr;
+        while (taken < kThreads * kEach && !done.load()) {
+            const size_t count = ring.peek(&first);
+            ring.consume(count);
+            taken += count;
+        }
+    });
+    std::vector<std::thread> writers;
+    for (uint64_t t = 0; t < kThreads; ++t) {
+        writers.emplace_back([&ring] {
+            for (uint64_t i = 0; i < kEach; ++i) {
+                ring.append(kvtrace_launch_record{});
+            }
+        });
+    }
+    for (std::thread &writer : writers) {
+        writer.join();
+    }
+    done.store(ring.dropped_count() != 0);
+    reader.join();
+    EXPECT(ring.dropped_count() == 0);
+    EXPECT(taken == kThreads * kEach);
+}
+
 void one_shot_launch_ring_keeps_the_first() {
     LaunchRing ring;
     const kvtrace_launch_record *first = nullptr;
@@ -488,6 +521,7 @@ int main(int argc, char **argv) {
     remembers_drops_after_the_memory_is_gone();
     loses_nothing_under_load();
     launch_ring_loses_nothing_under_load();
+    launch_ring_with_room_drops_nothing();
     one_shot_launch_ring_keeps_the_first();
     record_file_is_header_and_records();
     record_file_survives_a_full_disk();
