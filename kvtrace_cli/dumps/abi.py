@@ -27,21 +27,24 @@ class Field:
     size: int
 
 
-def header_text() -> str:
-    """Return the text of the ABI header, from the installed package or the source tree.
+def header_text(name: str = _HEADER_NAME, source_folder: str = "include") -> str:
+    """Return the text of a header that cffi reads, from the installed package or the source tree.
+
+    Args:
+        name: the header; the ABI's if none is given.
+        source_folder: the folder below injector/ that has it in the source tree.
 
     Raises:
         ConfigError: neither has it; the installation is broken.
     """
-    packaged = resources.files("kvtrace_cli") / "native" / _HEADER_NAME
+    packaged = resources.files("kvtrace_cli") / "native" / name
     if packaged.is_file():
         return packaged.read_text(encoding="utf-8")
-    source = Path(__file__).parents[2] / "injector" / "include" / _HEADER_NAME
+    source = Path(__file__).parents[2] / "injector" / source_folder / name
     if source.is_file():
         return source.read_text(encoding="utf-8")
     raise ConfigError(
-        f"{_HEADER_NAME}: not found in the installed package or in {source.parent}; "
-        "install kvtrace again"
+        f"{name}: not found in the installed package or in {source.parent}; install kvtrace again"
     )
 
 

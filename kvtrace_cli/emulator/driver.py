@@ -1,12 +1,11 @@
 """The emulated CUDA driver, by cffi: calls that return a result raise it instead."""
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import cffi
 
-from kvtrace_cli.errors import ConfigError
+from kvtrace_cli.dumps import abi
 
 _HEADER_NAME = "kvtrace_emulator_decl.h"
 _BLOCK_DIM = (128, 1, 1)
@@ -29,7 +28,7 @@ class Driver:
 
     def __init__(self, library: Path) -> None:
         ffi = cffi.FFI()
-        ffi.cdef(_header_text())
+        ffi.cdef(abi.header_text(_HEADER_NAME, "emulator"))
         self._ffi = ffi
         self._lib = ffi.dlopen(str(library))
         self._context = self._lib.kvtrace_emu_context_create(0)
@@ -87,16 +86,3 @@ class Driver:
     def _check(self, result: int) -> None:
         if result:
             raise DeviceFaultError(result)
-
-
-def _header_text() -> str:
-    packaged = resources.files("kvtrace_cli") / "native" / _HEADER_NAME
-    if packaged.is_file():
-        return packaged.read_text(encoding="utf-8")
-    source = Path(__file__).parents[2] / "injector" / "emulator" / _HEADER_NAME
-    if source.is_file():
-        return source.read_text(encoding="utf-8")
-    raise ConfigError(
-        f"{_HEADER_NAME}: not found in the installed package or in {source.parent}; "
-        "install kvtrace again"
-    )
