@@ -30,7 +30,19 @@
  * follows from pc. */
 #define KVTRACE_KERNEL_SLOT_FROM_PC 4294967295
 
-enum kvtrace_event_kind { KVTRACE_EVENT_BLOCK_ENTER = 1 };
+enum kvtrace_event_kind {
+    KVTRACE_EVENT_BLOCK_ENTER = 1,
+    /* A store to global memory by a thread of a target kernel; only if stores are recorded. */
+    KVTRACE_EVENT_GLOBAL_STORE = 2
+};
+
+/* Which stores of a target kernel become events. */
+enum kvtrace_store_mode {
+    KVTRACE_STORES_NONE = 0,
+    /* Those of thread (0,0,0) of each block. */
+    KVTRACE_STORES_LEADER = 1,
+    KVTRACE_STORES_ALL = 2
+};
 
 enum kvtrace_launch_kind { KVTRACE_LAUNCH_PLAIN = 1, KVTRACE_LAUNCH_GRAPH_NODE = 2 };
 
@@ -54,7 +66,11 @@ enum kvtrace_config_flag {
     /* Do not bind a stamp to each replay; events carry launch_stamp 0. */
     KVTRACE_CONFIG_NO_STAMPS = 2,
     /* The engine is the emulator: files carry KVTRACE_FILE_EMULATED. */
-    KVTRACE_CONFIG_EMULATED = 4
+    KVTRACE_CONFIG_EMULATED = 4,
+    /* Record the stores of each block's thread (0,0,0) too. */
+    KVTRACE_CONFIG_WRITES = 8,
+    /* Record the stores of every thread; implies the flag above. */
+    KVTRACE_CONFIG_ALL_WRITES = 16
 };
 
 enum kvtrace_file_flag {
@@ -67,7 +83,11 @@ enum kvtrace_file_flag {
     /* A module with a target kernel was patched in this context (events) or process (launches). */
     KVTRACE_FILE_PATCHED = 16,
     /* A graph that can launch device graphs ran: those launches have no host record. */
-    KVTRACE_FILE_DEVICE_GRAPHS = 32
+    KVTRACE_FILE_DEVICE_GRAPHS = 32,
+    /* Stores of each block's thread (0,0,0) were recorded. */
+    KVTRACE_FILE_WRITES = 64,
+    /* Stores of every thread were recorded; set together with the flag above. */
+    KVTRACE_FILE_ALL_WRITES = 128
 };
 
 /* Where the first failure happened: header field first_failure_site. */
@@ -121,19 +141,22 @@ typedef struct {
 } kvtrace_file_header;
 
 /*
- * One thread block that entered a target kernel; written by the block's thread (0,0,0).
+ * One thread block that entered a target kernel, written by the block's thread (0,0,0); or one
+ * store to global memory, written by the thread that stores. See event_kind.
  *
  * Four 16-byte parts, each stored at once and each ending in the same tag: the low 16 bits of
  * 1 + sequence / capacity. A reader knows a whole event by four equal, expected tags, without any
  * fence on the device.
  */
 typedef struct {
-    /* %globaltimer at block entry, ns. Says when the block began, nothing of how long it ran. */
+    /* %globaltimer at block entry or store, ns. Says when that began, nothing of how long it took.
+     */
     uint64_t gpu_globaltimer_ns;
     uint32_t block_idx_x;
     uint16_t block_idx_y;
     uint16_t tag0;
-    /* Program counter of the kernel's entry: identifies the function. */
+    /* Program counter. At block entry the kernel's, which identifies the function; of a store, the
+     * instruction's. */
     uint64_t pc;
     /* Number of the replay's stamp; 0 for plain launches. */
     uint32_t launch_stamp;
@@ -147,7 +170,7 @@ typedef struct {
     /* %smid. */
     uint16_t sm_id;
     uint16_t tag2;
-    /* 0 for block entries. */
+    /* First byte that a store writes; 0 for block entries. */
     uint64_t address;
     /* kvtrace_event_kind. */
     uint8_t event_kind;
@@ -252,12 +275,14 @@ typedef struct {
     uint32_t one_shot;
     uint32_t launch_stamp;
     uint32_t kernel_slot;
-    uint64_t reserved;
+    /* kvtrace_store_mode. */
+    uint32_t store_mode;
+    uint32_t reserved;
 } kvtrace_callback_data;
 
 /* Device memory, one for each context. */
 typedef struct {
-    /* Next sequence: every block that entered took one. */
+    /* Next sequence: every block that entered, and every recorded store, took one. */
     uint64_t reserved_count;
     /* Last known drained_count, so that the mapped word is read only when this says full. */
     uint64_t drained_cache;
@@ -268,7 +293,9 @@ typedef struct {
     /* Written by the drain thread: sequences below it are free again. */
     uint64_t drained_count;
     uint64_t padding[7];
-    /* Added to by the device: blocks that found no space. */
+    /* Added to by the device: events that found no space. */
     uint64_t dropped_count;
-    uint64_t more_padding[7];
+    /* Those of dropped_count that were stores. */
+    uint64_t dropped_store_count;
+    uint64_t more_padding[6];
 } kvtrace_ring_control;
