@@ -5,9 +5,11 @@
 #
 # Steps: fa3, fa2 (the request with FlashAttention 3 and 2), tiny (a ring and a table too small),
 # kill (the engine is killed in the middle of a long request), itl (five requests of 128 tokens,
-# with and without recording in turn), nostamps (the same, recorded without launch stamps). Each
-# prints its table and its exit code.
-# PYTHON names the interpreter with vLLM; ITL_ROUNDS how often `itl` alternates (default 2).
+# with and without recording in turn), nostamps (the same, recorded without launch stamps), token (the
+# 8-token request with its stores), mixed and shared (16 requests at once with their stores; shared:
+# prefix caching), faults (six small servers: none and each seeded fault), overhead (the arms of
+# scripts/compare_overhead.py in turn). Each prints its table and its exit code.
+# PYTHON names the interpreter with vLLM; ROUNDS how often `itl` and `overhead` go round (default 2).
 set -uo pipefail
 
 out=$1
@@ -57,9 +59,42 @@ kill_engine() {
 
 itl() {
     local round
-    for round in $(seq "${ITL_ROUNDS:-2}"); do
+    for round in $(seq "${ROUNDS:-2}"); do
         request "clean-$round" --no-trace --stream --repeat 5 --max-tokens 128
         request "traced-$round" --stream --repeat 5 --max-tokens 128
+    done
+}
+
+gpu_tests=$(cd "$(dirname "$0")/../tests/gpu" && pwd)
+
+audited() {
+    request "$@" --record writes
+    note "$1-audit" "$python" -m kvtrace_cli audit "$out/$1"
+}
+
+# Sizes without 1 and 2: batches are padded. 512 batched tokens: long prompts come in chunks.
+crowd() {
+    audited "$1" --requests "$gpu_tests/$2" --concurrency 16 --capture-sizes 4,8,16 "${@:3}"
+}
+
+# Four layers of the same geometry are enough to be wrong in, and start faster.
+fault() {
+    local -x KVTRACE_TEST_FAULT=${1#none} PYTHONPATH=$gpu_tests/seeded_faults:$PYTHONPATH
+    request "fault-$1" --record writes --requests "$gpu_tests/fault_requests.jsonl" --concurrency 3 \
+        --capture-sizes 4,8,64,96 --max-num-batched-tokens 96 -- --hf-overrides '{"num_hidden_layers":4}'
+    note "fault-$1-audit" "$python" -m kvtrace_cli audit "$out/fault-$1"
+}
+
+overhead() {
+    local round arm order=(clean blocks steps writes)
+    local -A options=([clean]=--no-trace [blocks]=--no-steps [steps]=--record=blocks [writes]=--record=writes)
+    for round in $(seq "${FIRST_ROUND:-1}" "${ROUNDS:-2}"); do
+        for arm in "${order[@]}"; do
+            request "$arm-$round" --requests "$gpu_tests/overhead_requests.jsonl" --concurrency 16 \
+                --capture-sizes 1,2,4,8,16 "${options[$arm]}"
+        done
+        # Another order each round, so that drift is not taken for an effect.
+        order=("${order[@]:1}" "${order[0]}")
     done
 }
 
@@ -70,6 +105,17 @@ for step in "$@"; do
     tiny) request tiny --ring-events 4096 --launch-records 256 --one-shot --prompt-tokens 256 ;;
     kill) kill_engine ;;
     itl) itl ;;
+    token) audited token ;;
+    mixed) crowd mixed mixed_requests.jsonl ;;
+    shared) crowd shared shared_prefix_requests.jsonl --prefix-caching ;;
+    faults)
+        for name in none dummy-slot-zero stale-padding-slots padding-last-slot freed-block-reused \
+            block-size-mixup; do
+            fault "$name"
+        done
+        ;;
+    fault-*) fault "${step#fault-}" ;;
+    overhead) overhead ;;
     nostamps) request nostamps --no-stamps --stream --repeat 5 --max-tokens 128 ;;
     traced) request traced --stream --repeat 5 --max-tokens 128 ;;
     *)
