@@ -6,8 +6,9 @@ r"""Run tests/gpu/graph_cases under the injector and judge each recording agains
         --sanitizer LIB --out DIR
 
 Each case runs in its own process, with a time-out, into a run directory DIR/<label>. The program
-counts the blocks of its kernels on the device: that is the truth. One line is printed a case, and
-the last one says how many are as expected; exit 1 if one is not. Needs a GPU.
+counts the blocks of its kernels on the device: that is the truth. Where it stores, it prints the
+base address and the slots that each launch saw, from which every store follows. One line is printed
+a case, and the last one says how many are as expected; exit 1 if one is not. Needs a GPU.
 """
 
 import argparse
@@ -16,18 +17,28 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import polars as pl
+
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir
+from kvtrace_cli.dumps.schema import Recording
 
-TARGETS = (b"probe_target", b"probe_target_b", b"probe_target_graph_only")
-
+TARGETS = (
+    b"probe_target",
+    b"probe_target_b",
+    b"probe_target_graph_only",
+    b"probe_target_stores",
+)
+STORE_BYTES = 16
+ATOMIC_BYTES = 8
 
 INJECTOR = "the injector's path"
 BY_DRIVER = (("CUDA_INJECTION64_PATH", INJECTOR),)
@@ -101,9 +112,84 @@ def run_case(args: argparse.Namespace, case: Case) -> dict[str, Any]:
     return result
 
 
+def expected_stores(truth: dict[str, Any], flags: int) -> list[Counter[tuple[int, ...]]]:
+    """Return every store that a launch must show, one counter a launch.
+
+    Keys: block, thread, address, bytes. The counting of the blocks is an atomic of thread 0.
+    """
+    every = flags & abi.constant("KVTRACE_CONFIG_ALL_WRITES")
+    if not every and not flags & abi.constant("KVTRACE_CONFIG_WRITES"):
+        return [Counter() for _ in truth["kv_slots"]]
+    threads = range(truth["threads"] if every else 1)
+    half = truth["slot_bytes"] // 2
+    launches = []
+    for kv_slots in truth["kv_slots"]:
+        rows = range(len(kv_slots))
+        stores = Counter((row, 0, truth["counter_address"], ATOMIC_BYTES) for row in rows)
+        for row, kv_slot in enumerate(kv_slots):
+            key = truth["cache_address"] + kv_slot * truth["slot_bytes"]
+            stores.update(
+                (row, thread, part + STORE_BYTES * thread, STORE_BYTES)
+                for part in (key, key + half)
+                for thread in threads
+                if kv_slot >= 0
+            )
+        launches.append(stores)
+    return launches
+
+
+def recorded_stores(recording: Recording) -> list[Counter[tuple[int, ...]]]:
+    """Return the stores of each launch, in the order of the launches."""
+    events = pl.concat(dump.records for dump in recording.events)
+    stores = events.filter(pl.col("event_kind") == abi.constant("KVTRACE_EVENT_GLOBAL_STORE"))
+    by_launch: dict[tuple[int, int], Counter[tuple[int, ...]]] = {}
+    columns = ("grid_id", "launch_stamp", "block_idx_x", "thread_index", "address", "access_size")
+    for grid_id, launch_stamp, *store in stores.select(columns).rows():
+        by_launch.setdefault((grid_id, launch_stamp), Counter())[tuple(store)] += 1
+    launches = pl.concat(dump.records for dump in recording.launches).sort("host_monotonic_ns")
+    keys = launches.select("grid_id", "launch_stamp").rows()
+    # What belongs to no launch stands behind them all.
+    return [by_launch.pop(key, Counter()) for key in keys] + list(by_launch.values())
+
+
+def judge_stores(recording: Recording, result: dict[str, Any]) -> dict[str, int]:
+    """Compare the recorded stores with those that follow from the truth, launch by launch."""
+    expected = expected_stores(result["truth"], result["options"].get("flags", 0))
+    recorded = recorded_stores(recording)
+    nothing: Counter[tuple[int, ...]] = Counter()
+    extra = missing = 0
+    for number in range(max(len(expected), len(recorded))):
+        wanted = expected[number] if number < len(expected) else nothing
+        seen = recorded[number] if number < len(recorded) else nothing
+        extra += (seen - wanted).total()
+        missing += (wanted - seen).total()
+    counter_address = result["truth"]["counter_address"]
+    return {
+        "stores_expected": sum(stores.total() for stores in expected),
+        "stores": sum(stores.total() for stores in recorded),
+        "atomics": sum(
+            count
+            for stores in recorded
+            for (_, _, address, _), count in stores.items()
+            if address == counter_address
+        ),
+        "stores_extra": extra,
+        "stores_missing": missing,
+        "stores_dropped": sum(line.get("stores_dropped", 0) for line in recording.journal),
+    }
+
+
+def are_stores_right(found: dict[str, Any]) -> bool:
+    """Say whether every store is there once, or was counted as dropped."""
+    return "stores" not in found or (
+        found["stores_extra"] == 0 and found["stores_missing"] == found["stores_dropped"]
+    )
+
+
 def judge(run_dir: RunDir, result: dict[str, Any]) -> dict[str, Any]:
     """Reconcile a case and put its figures beside the truth."""
-    found = reconcile(read_recording(run_dir))
+    recording = read_recording(run_dir)
+    found = reconcile(recording)
     life = found.whole_life
     sections = (life.graph_nodes, life.plain_launches)
     events = found.block_events
@@ -120,6 +206,7 @@ def judge(run_dir: RunDir, result: dict[str, Any]) -> dict[str, Any]:
         "disagreements": found.kernel_disagreements,
         "flags": sorted({flag for books in found.files for flag in books.flags}),
         "failure": sorted({books.first_failure_site for books in found.files}),
+        **(judge_stores(recording, result) if "kv_slots" in result["truth"] else {}),
     }
 
 
@@ -127,6 +214,9 @@ def plan(programs: list[str]) -> list[Case]:
     """Return every run: all cases of the program as they are, then variations."""
     no_stamps = abi.constant("KVTRACE_CONFIG_NO_STAMPS")
     one_shot = abi.constant("KVTRACE_CONFIG_ONE_SHOT")
+    leader = {"flags": abi.constant("KVTRACE_CONFIG_WRITES")}
+    every = {"flags": abi.constant("KVTRACE_CONFIG_ALL_WRITES")}
+    full = {"ring_events": 4096, "flags": leader["flags"] | one_shot}
     preload = (("LD_PRELOAD", INJECTOR),)
     eager = (*BY_DRIVER, ("CUDA_MODULE_LOADING", "EAGER"))
     # What the host cannot know, and 1.6 million blocks within milliseconds.
@@ -144,6 +234,12 @@ def plan(programs: list[str]) -> list[Case]:
         Case("other_module", "target_only_other_module", {"bind_mode": 1}),
         Case("many_blocks", "one_shot", tiny, verdict="mismatch"),
         Case("slow_blocks", "wrapping_ring", {"ring_events": 65536}),
+        Case("stores_plain", "stores_plain_leader", leader),
+        Case("stores_plain", "stores_plain_all", every),
+        Case("stores_graph", "stores_graph_leader", leader),
+        Case("stores_graph", "stores_graph_all", every),
+        Case("stores_many", "stores_many_leader", leader),
+        Case("stores_many", "stores_dropped", full, verdict="mismatch"),
     ]
 
 
@@ -167,6 +263,7 @@ def main() -> int:
         result = run_case(args, case)
         found = judge(RunDir(args.out.resolve() / case.label), result)
         is_good = (found["verdict"], result["status"]) == (case.verdict, case.status)
+        is_good = is_good and are_stores_right(found)
         as_expected += is_good
         print("ok " if is_good else "BAD", case.label, result["status"], found, flush=True)
     print(f"{as_expected} of {len(cases)} cases as expected")

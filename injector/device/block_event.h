@@ -1,5 +1,5 @@
 /*
- * What the device callback does, free of any platform: the includer supplies namespace
+ * What the device callbacks do, free of any platform: the includer supplies namespace
  * kvtrace_platform first (platform_cuda.h on the GPU, the emulator's stand-in on a host).
  *
  * It never waits, allocates or fails: no space is counted as a drop.
@@ -44,23 +44,30 @@ KVTRACE_DEVICE bool kvtrace_reserve(const kvtrace_callback_data *data, uint64_t 
     return false;
 }
 
-/* Record that the calling thread's block entered the kernel. Call in one thread of the block. */
-KVTRACE_DEVICE void kvtrace_record_block_enter(const kvtrace_callback_data *data, uint64_t pc) {
-    if (data->magic != KVTRACE_CALLBACK_DATA_MAGIC) {
-        return;
-    }
+/* What differs from event to event of one kernel; see kvtrace_block_event. */
+struct kvtrace_event_subject {
+    uint64_t pc;
+    uint64_t address;
+    uint8_t event_kind;
+    uint8_t access_size;
+    uint16_t thread_index;
+};
+
+/* Record one event of the calling thread. Returns false when it was dropped. */
+KVTRACE_DEVICE bool kvtrace_record(const kvtrace_callback_data *data,
+                                   const kvtrace_event_subject &subject) {
     kvtrace_block_event event;
     event.gpu_globaltimer_ns = kvtrace_platform::globaltimer_ns();
     uint64_t sequence;
     if (!kvtrace_reserve(data, &sequence)) {
-        return;
+        return false;
     }
     const uint16_t tag = static_cast<uint16_t>((sequence >> data->capacity_log2) + 1);
     const uint64_t mask = (uint64_t{1} << data->capacity_log2) - 1;
     event.block_idx_x = kvtrace_platform::block_idx_x();
     event.block_idx_y = static_cast<uint16_t>(kvtrace_platform::block_idx_y());
     event.tag0 = tag;
-    event.pc = pc;
+    event.pc = subject.pc;
     event.launch_stamp = data->launch_stamp;
     event.block_idx_z = static_cast<uint16_t>(kvtrace_platform::block_idx_z());
     event.tag1 = tag;
@@ -68,14 +75,48 @@ KVTRACE_DEVICE void kvtrace_record_block_enter(const kvtrace_callback_data *data
     event.kernel_slot = data->kernel_slot;
     event.sm_id = static_cast<uint16_t>(kvtrace_platform::sm_id());
     event.tag2 = tag;
-    event.address = 0;
-    event.event_kind = KVTRACE_EVENT_BLOCK_ENTER;
-    event.access_size = 0;
-    event.thread_index = 0;
+    event.address = subject.address;
+    event.event_kind = subject.event_kind;
+    event.access_size = subject.access_size;
+    event.thread_index = subject.thread_index;
     event.sequence_low = static_cast<uint16_t>(sequence);
     event.tag3 = tag;
     kvtrace_platform::store_event(
         reinterpret_cast<kvtrace_block_event *>(data->ring_address) + (sequence & mask), event);
+    return true;
+}
+
+/* The calling thread's block enters a kernel. Each thread of the block calls; the leader's counts.
+ * `userdata` is NULL for functions that are no target. */
+KVTRACE_DEVICE void kvtrace_on_block_enter(const void *userdata, uint64_t pc) {
+    if (userdata == nullptr || !kvtrace_platform::is_leader()) {
+        return;
+    }
+    const kvtrace_callback_data *data = static_cast<const kvtrace_callback_data *>(userdata);
+    if (data->magic == KVTRACE_CALLBACK_DATA_MAGIC) {
+        kvtrace_record(data, {pc, 0, KVTRACE_EVENT_BLOCK_ENTER, 0, 0});
+    }
+}
+
+/* The calling thread is about to store `access_size` bytes to global memory at `address`. */
+KVTRACE_DEVICE void kvtrace_on_store(const void *userdata, uint64_t pc, uint64_t address,
+                                     uint32_t access_size) {
+    if (userdata == nullptr) {
+        return;
+    }
+    const kvtrace_callback_data *data = static_cast<const kvtrace_callback_data *>(userdata);
+    const uint32_t least_mode =
+        kvtrace_platform::is_leader() ? KVTRACE_STORES_LEADER : KVTRACE_STORES_ALL;
+    if (data->magic != KVTRACE_CALLBACK_DATA_MAGIC || data->store_mode < least_mode) {
+        return;
+    }
+    const kvtrace_event_subject subject = {pc, address, KVTRACE_EVENT_GLOBAL_STORE,
+                                           static_cast<uint8_t>(access_size),
+                                           static_cast<uint16_t>(kvtrace_platform::thread_index())};
+    if (!kvtrace_record(data, subject)) {
+        kvtrace_platform::increment_mapped(
+            &reinterpret_cast<kvtrace_ring_control *>(data->control_address)->dropped_store_count);
+    }
 }
 
 #endif

@@ -1,5 +1,7 @@
 /*
  * The device callbacks, built as a Sanitizer tools patch: at most 24 registers, no shared memory.
+ *
+ * Always success: anything else would end the warp.
  */
 #include "platform_cuda.h"
 
@@ -8,13 +10,29 @@
 #include <sanitizer_patching.h>
 
 /*
- * Called by every thread of every block of a patched module before any user code. `userdata` is
- * NULL for functions that are no target. Always success: anything else would end the warp.
+ * Called by every thread of every block of a patched module before any user code.
  */
 extern "C" __device__ __noinline__ SanitizerPatchResult kvtrace_block_enter(void *userdata,
                                                                             uint64_t pc) {
-    if (userdata != nullptr && kvtrace_platform::is_leader()) {
-        kvtrace_record_block_enter(static_cast<const kvtrace_callback_data *>(userdata), pc);
+    kvtrace_on_block_enter(userdata, pc);
+    return SANITIZER_PATCH_SUCCESS;
+}
+
+/*
+ * Called by every thread before each access to global memory, if stores are recorded. Atomics count
+ * as stores: they write.
+ *
+ * Not seen: bulk (TMA) copies from shared to global memory, for which the Sanitizer has a callback
+ * of another kind and none at all for the tensor form. No kernel that writes vLLM's cache uses
+ * them. ASYNC_STORE and MATRIX_MEMORY_ACCESS reach shared memory only.
+ */
+extern "C" __device__ __noinline__ SanitizerPatchResult kvtrace_store(void *userdata, uint64_t pc,
+                                                                      void *address,
+                                                                      uint32_t access_size,
+                                                                      uint32_t flags,
+                                                                      const void *) {
+    if ((flags & SANITIZER_MEMORY_DEVICE_FLAG_WRITE) != 0) {
+        kvtrace_on_store(userdata, pc, reinterpret_cast<uint64_t>(address), access_size);
     }
     return SANITIZER_PATCH_SUCCESS;
 }

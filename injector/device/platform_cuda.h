@@ -27,6 +27,9 @@ KVTRACE_DEVICE uint32_t sm_id() {
 }
 
 KVTRACE_DEVICE bool is_leader() { return (threadIdx.x | threadIdx.y | threadIdx.z) == 0; }
+KVTRACE_DEVICE uint32_t thread_index() {
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
 KVTRACE_DEVICE uint32_t block_idx_x() { return blockIdx.x; }
 KVTRACE_DEVICE uint32_t block_idx_y() { return blockIdx.y; }
 KVTRACE_DEVICE uint32_t block_idx_z() { return blockIdx.z; }

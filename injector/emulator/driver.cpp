@@ -73,6 +73,22 @@ void capture(kvtrace_emu_stream *stream, Node node) {
     stream->last_nodes = {static_cast<int>(stream->capturing.load()->nodes.size()) - 1};
 }
 
+int launch_or_capture(kvtrace_emu_stream *stream, const Kernel &kernel) {
+    if (stream->capturing == nullptr) {
+        return launch_now(stream, kernel);
+    }
+    Node node;
+    node.kernel = kernel;
+    capture(stream, std::move(node));
+    return 0;
+}
+
+bool are_valid(const kvtrace_emu_cache_writes &writes) {
+    const uint32_t size = writes.access_size;
+    return writes.slots != nullptr && writes.block_size != 0 && size != 0 && size <= 16 &&
+           (size & (size - 1)) == 0;
+}
+
 } // namespace
 
 /* Grid ids of a real process are not consecutive either. */
@@ -219,14 +235,39 @@ int kvtrace_emu_stream_synchronize(kvtrace_emu_stream *stream) {
 
 int kvtrace_emu_launch(kvtrace_emu_stream *stream, kvtrace_emu_function *function,
                        kvtrace_emu_dim grid, kvtrace_emu_dim block, uint32_t block_ns) {
-    const Kernel kernel = {function, grid, block, block_ns};
-    if (stream->capturing == nullptr) {
-        return launch_now(stream, kernel);
+    return launch_or_capture(stream, {function, grid, block, block_ns, {}});
+}
+
+int kvtrace_emu_launch_writing(kvtrace_emu_stream *stream, kvtrace_emu_function *function,
+                               kvtrace_emu_dim grid, kvtrace_emu_dim block, uint32_t block_ns,
+                               const kvtrace_emu_cache_writes *writes) {
+    const Kernel kernel = {function, grid, block, block_ns, *writes};
+    if (!are_valid(*writes) || !kernel.has_slots_for(grid)) {
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    Node node;
-    node.kernel = kernel;
-    capture(stream, std::move(node));
-    return 0;
+    return launch_or_capture(stream, kernel);
+}
+
+kvtrace_emu_slots *kvtrace_emu_slots_create(kvtrace_emu_context *context, uint32_t capacity) {
+    auto slots = std::make_unique<kvtrace_emu_slots>(capacity);
+    const std::lock_guard<std::mutex> lock(context->mutex);
+    context->slots.push_back(std::move(slots));
+    return context->slots.back().get();
+}
+
+int kvtrace_emu_slots_set(kvtrace_emu_stream *stream, kvtrace_emu_slots *slots,
+                          const int64_t *kv_slots, uint32_t count) {
+    if (count > slots->kv_slots.size()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::vector<int64_t> copied(kv_slots, kv_slots + count);
+    copied.resize(slots->kv_slots.size(), -1);
+    stream->push([slots, copied = std::move(copied)] {
+        for (size_t row = 0; row < copied.size(); ++row) {
+            slots->kv_slots[row].store(copied[row], std::memory_order_relaxed);
+        }
+    });
+    return stream->context->error.load();
 }
 
 int kvtrace_emu_memset(kvtrace_emu_stream *stream) {

@@ -22,6 +22,20 @@ extern "C" {
 /* What an unbound function of a patched module reads as its data when a graph replays it. */
 constexpr uintptr_t kGarbagePointer = 0x7f00deadbeefu;
 
+/* Bits of a module's patches. */
+constexpr uint32_t kPatchBlockEnter = 1;
+constexpr uint32_t kPatchGlobalAccess = 2;
+
+/* A slot mapping in device memory: read by running blocks, written by queued copies. */
+struct kvtrace_emu_slots {
+    explicit kvtrace_emu_slots(uint32_t capacity) : kv_slots(capacity) {
+        for (std::atomic<int64_t> &kv_slot : kv_slots) {
+            kv_slot.store(-1, std::memory_order_relaxed);
+        }
+    }
+    std::vector<std::atomic<int64_t>> kv_slots;
+};
+
 struct kvtrace_emu_context {
     int device = 0;
     std::atomic<int> error{0};
@@ -30,6 +44,7 @@ struct kvtrace_emu_context {
     std::vector<std::unique_ptr<kvtrace_emu_module>> modules;
     std::vector<std::unique_ptr<kvtrace_emu_stream>> streams;
     std::vector<std::unique_ptr<char[]>> allocations;
+    std::vector<std::unique_ptr<kvtrace_emu_slots>> slots;
     bool patches_loaded = false;
 };
 
@@ -47,8 +62,9 @@ struct kvtrace_emu_module {
     kvtrace_emu_context *context = nullptr;
     std::string image;
     std::vector<std::unique_ptr<kvtrace_emu_function>> functions;
-    bool is_block_enter_marked = false;
-    std::atomic<bool> is_patched{false};
+    /* Asked for by sanitizerPatchInstructions; in force from sanitizerPatchModule on. */
+    uint32_t marked_patches = 0;
+    std::atomic<uint32_t> patches{0};
 };
 
 /* A queue of work, done in order by a thread of its own. */
@@ -83,6 +99,12 @@ struct Kernel {
     kvtrace_emu_dim grid = {1, 1, 1};
     kvtrace_emu_dim block = {1, 1, 1};
     uint32_t block_ns = 0;
+    /* No slots: the kernel writes no cache. */
+    kvtrace_emu_cache_writes writes = {};
+
+    bool has_slots_for(kvtrace_emu_dim wanted) const {
+        return writes.slots == nullptr || wanted.x <= writes.slots->kv_slots.size();
+    }
 };
 
 struct Node {

@@ -272,7 +272,7 @@ void kvtrace_emu_graph_destroy(kvtrace_emu_graph *graph) { delete graph; }
 int kvtrace_emu_add_kernel(kvtrace_emu_graph *graph, kvtrace_emu_function *function,
                            kvtrace_emu_dim grid, kvtrace_emu_dim block, uint32_t block_ns) {
     Node node;
-    node.kernel = {function, grid, block, block_ns};
+    node.kernel = {function, grid, block, block_ns, {}};
     return append(graph, std::move(node));
 }
 
@@ -329,7 +329,7 @@ int kvtrace_emu_exec_set_enabled(kvtrace_emu_exec *exec, uint32_t node, int enab
 
 int kvtrace_emu_exec_set_grid(kvtrace_emu_exec *exec, uint32_t node, kvtrace_emu_dim grid) {
     ExecNode *found = kernel_node(exec, node);
-    if (found == nullptr) {
+    if (found == nullptr || !found->kernel.has_slots_for(grid)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     found->kernel.grid = grid;

@@ -1,4 +1,4 @@
-/* Running thread blocks, with the injector's device callback at the entry of each. */
+/* Running thread blocks, with the injector's device callbacks at the entry and stores of each. */
 #include "host_platform.h"
 
 #include "../device/block_event.h"
@@ -15,6 +15,11 @@ namespace {
 constexpr uint64_t kTimerStepNs = 32;
 constexpr uint64_t kTimerEpochNs = 1800000000000000000u;
 constexpr uint32_t kMultiprocessors = 132;
+/* Threads of a block that store into the cache. */
+constexpr uint32_t kStoringThreads = 8;
+/* Where a kernel's two stores stand in its code. */
+constexpr uint64_t kKeyStorePc = 0x100;
+constexpr uint64_t kValueStorePc = 0x140;
 
 uint64_t now_ns() {
     timespec now;
@@ -34,16 +39,54 @@ void last_for(uint32_t nanoseconds) {
     }
 }
 
-/* The patched entry of one block. A pointer that no one bound is not aligned: that is the fault. */
-bool enter_block(const void *data, uint64_t pc) {
-    const auto address = reinterpret_cast<uintptr_t>(data);
-    if (address % alignof(kvtrace_callback_data) != 0) {
-        return false;
+/* What a kernel's blocks have in common, patched as its module was when the grid began. */
+struct Grid {
+    const Kernel &kernel;
+    const void *data;
+    uint32_t patches;
+};
+
+/* A pointer that no one bound is not aligned: that is the fault of whatever reads it. */
+bool is_readable(const void *data) {
+    return reinterpret_cast<uintptr_t>(data) % alignof(kvtrace_callback_data) == 0;
+}
+
+/* Only the leader's call at the entry does anything, so only that one is made. */
+void enter_block(const Grid &grid) {
+    if ((grid.patches & kPatchBlockEnter) != 0) {
+        kvtrace_platform::block.globaltimer_ns = globaltimer_ns();
+        kvtrace_on_block_enter(grid.data, grid.kernel.function->pc);
     }
-    if (data != nullptr) {
-        kvtrace_record_block_enter(static_cast<const kvtrace_callback_data *>(data), pc);
+}
+
+/* One store instruction, as each thread runs it. */
+void store(const Grid &grid, uint64_t pc, uint64_t address) {
+    kvtrace_platform::Block &block = kvtrace_platform::block;
+    block.globaltimer_ns = globaltimer_ns();
+    const uint32_t access_size = grid.kernel.writes.access_size;
+    for (uint32_t thread = 0; thread < kStoringThreads; ++thread) {
+        block.thread_index = thread;
+        kvtrace_on_store(grid.data, pc, address + uint64_t{thread} * access_size, access_size);
     }
-    return true;
+    block.thread_index = 0;
+}
+
+void write_cache(const Grid &grid) {
+    const kvtrace_emu_cache_writes &writes = grid.kernel.writes;
+    if (writes.slots == nullptr || (grid.patches & kPatchGlobalAccess) == 0) {
+        return;
+    }
+    const int64_t kv_slot =
+        writes.slots->kv_slots[kvtrace_platform::block.x].load(std::memory_order_relaxed);
+    if (kv_slot < 0) {
+        return;
+    }
+    const uint64_t offset =
+        static_cast<uint64_t>(kv_slot) / writes.block_size * writes.block_stride +
+        static_cast<uint64_t>(kv_slot) % writes.block_size * writes.offset_stride;
+    const uint64_t pc = grid.kernel.function->pc;
+    store(grid, pc + kKeyStorePc, writes.key_address + offset);
+    store(grid, pc + kValueStorePc, writes.value_address + offset);
 }
 
 } // namespace
@@ -51,7 +94,7 @@ bool enter_block(const void *data, uint64_t pc) {
 bool run_grid(const Kernel &kernel, uint64_t grid_id, const void *data) {
     kvtrace_emu_function &function = *kernel.function;
     kvtrace_emu_context *context = function.module->context;
-    const bool is_patched = function.module->is_patched.load(std::memory_order_acquire);
+    const Grid grid = {kernel, data, function.module->patches.load(std::memory_order_acquire)};
     static std::atomic<uint32_t> next_multiprocessor{0};
     kvtrace_platform::Block &block = kvtrace_platform::block;
     block.grid_id = grid_id;
@@ -63,12 +106,13 @@ bool run_grid(const Kernel &kernel, uint64_t grid_id, const void *data) {
                 }
                 block.sm_id =
                     next_multiprocessor.fetch_add(1, std::memory_order_relaxed) % kMultiprocessors;
-                block.globaltimer_ns = globaltimer_ns();
-                if (is_patched && !enter_block(data, function.pc)) {
+                if (grid.patches != 0 && !is_readable(data)) {
                     set_error(context, KVTRACE_EMULATOR_MISALIGNED_ADDRESS);
                     return false;
                 }
+                enter_block(grid);
                 last_for(kernel.block_ns);
+                write_cache(grid);
                 function.blocks_run.fetch_add(1, std::memory_order_relaxed);
             }
         }

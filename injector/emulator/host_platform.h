@@ -11,7 +11,7 @@
 
 namespace kvtrace_platform {
 
-/* The block that this thread runs. */
+/* The block that this thread runs, and which of its threads it is just now. */
 struct Block {
     uint64_t grid_id = 0;
     uint64_t globaltimer_ns = 0;
@@ -19,12 +19,15 @@ struct Block {
     uint32_t y = 0;
     uint32_t z = 0;
     uint32_t sm_id = 0;
+    uint32_t thread_index = 0;
 };
 inline thread_local Block block;
 
 inline uint64_t globaltimer_ns() { return block.globaltimer_ns; }
 inline uint64_t grid_id() { return block.grid_id; }
 inline uint32_t sm_id() { return block.sm_id; }
+inline bool is_leader() { return block.thread_index == 0; }
+inline uint32_t thread_index() { return block.thread_index; }
 inline uint32_t block_idx_x() { return block.x; }
 inline uint32_t block_idx_y() { return block.y; }
 inline uint32_t block_idx_z() { return block.z; }

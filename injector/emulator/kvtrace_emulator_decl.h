@@ -16,12 +16,33 @@ typedef struct kvtrace_emu_function kvtrace_emu_function;
 typedef struct kvtrace_emu_stream kvtrace_emu_stream;
 typedef struct kvtrace_emu_graph kvtrace_emu_graph;
 typedef struct kvtrace_emu_exec kvtrace_emu_exec;
+typedef struct kvtrace_emu_slots kvtrace_emu_slots;
 
 typedef struct {
     uint32_t x;
     uint32_t y;
     uint32_t z;
 } kvtrace_emu_dim;
+
+/*
+ * What a kernel writes into a KV cache: thread block x looks its KV slot up when it runs, and its 8
+ * threads store K, then V, `access_size` bytes each, side by side, from
+ *     key_address (value_address) + slot / block_size * block_stride
+ *                                 + slot % block_size * offset_stride
+ * on; below 0 it stores nothing. Only the addresses count: no memory is touched.
+ */
+typedef struct {
+    const kvtrace_emu_slots *slots;
+    uint64_t key_address;
+    uint64_t value_address;
+    /* Bytes from one KV block to the next, and from one token of it to the next. */
+    uint64_t block_stride;
+    uint64_t offset_stride;
+    /* Tokens of a KV block. */
+    uint32_t block_size;
+    /* 1, 2, 4, 8 or 16. */
+    uint32_t access_size;
+} kvtrace_emu_cache_writes;
 
 /* Like cuInit: loads the library that CUDA_INJECTION64_PATH names and calls its
  * InitializeInjection. Idempotent. */
@@ -52,7 +73,18 @@ int kvtrace_emu_stream_synchronize(kvtrace_emu_stream *stream);
 /* Queue a kernel; in a capturing stream, add a node. `block_ns` is how long each block lasts. */
 int kvtrace_emu_launch(kvtrace_emu_stream *stream, kvtrace_emu_function *function,
                        kvtrace_emu_dim grid, kvtrace_emu_dim block, uint32_t block_ns);
+/* The same for a kernel that writes; refused if the grid is wider than there are slots. */
+int kvtrace_emu_launch_writing(kvtrace_emu_stream *stream, kvtrace_emu_function *function,
+                               kvtrace_emu_dim grid, kvtrace_emu_dim block, uint32_t block_ns,
+                               const kvtrace_emu_cache_writes *writes);
 int kvtrace_emu_memset(kvtrace_emu_stream *stream);
+
+/* KV slots, one a thread block, all -1; they live as long as the context. */
+kvtrace_emu_slots *kvtrace_emu_slots_create(kvtrace_emu_context *context, uint32_t capacity);
+/* Queue a copy of these numbers into the slots, -1 into the rest; never captured. Refused if there
+ * are more than slots. */
+int kvtrace_emu_slots_set(kvtrace_emu_stream *stream, kvtrace_emu_slots *slots,
+                          const int64_t *kv_slots, uint32_t count);
 
 /* Capture: everything queued becomes a node after the stream's last one. */
 int kvtrace_emu_begin_capture(kvtrace_emu_stream *stream);

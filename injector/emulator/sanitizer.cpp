@@ -85,6 +85,19 @@ template <typename Handle> kvtrace_emu_module *module_of(Handle handle) {
     return reinterpret_cast<kvtrace_emu_module *>(handle);
 }
 
+/* The patch of a callback that fits the instruction; 0 if none does. */
+uint32_t patch_for(Sanitizer_InstructionId instruction, const char *name) {
+    if (instruction == SANITIZER_INSTRUCTION_BLOCK_ENTER &&
+        std::strcmp(name, "kvtrace_block_enter") == 0) {
+        return kPatchBlockEnter;
+    }
+    if (instruction == SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS &&
+        std::strcmp(name, "kvtrace_store") == 0) {
+        return kPatchGlobalAccess;
+    }
+    return 0;
+}
+
 } // namespace
 
 void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
@@ -182,12 +195,11 @@ SanitizerResult sanitizerPatchInstructions(const Sanitizer_InstructionId instruc
     if (const SanitizerResult result = enter("sanitizerPatchInstructions")) {
         return result;
     }
-    if (!module_of(module)->context->patches_loaded ||
-        instruction != SANITIZER_INSTRUCTION_BLOCK_ENTER ||
-        std::strcmp(name, "kvtrace_block_enter") != 0) {
+    const uint32_t patch = patch_for(instruction, name);
+    if (!module_of(module)->context->patches_loaded || patch == 0) {
         return SANITIZER_ERROR_INVALID_PARAMETER;
     }
-    module_of(module)->is_block_enter_marked = true;
+    module_of(module)->marked_patches |= patch;
     return SANITIZER_SUCCESS;
 }
 
@@ -195,8 +207,7 @@ SanitizerResult sanitizerPatchModule(CUmodule module) {
     if (const SanitizerResult result = enter("sanitizerPatchModule")) {
         return result;
     }
-    module_of(module)->is_patched.store(module_of(module)->is_block_enter_marked,
-                                        std::memory_order_release);
+    module_of(module)->patches.store(module_of(module)->marked_patches, std::memory_order_release);
     return SANITIZER_SUCCESS;
 }
 
@@ -204,7 +215,7 @@ SanitizerResult sanitizerUnpatchModule(CUmodule module) {
     if (const SanitizerResult result = enter("sanitizerUnpatchModule")) {
         return result;
     }
-    module_of(module)->is_patched.store(false, std::memory_order_release);
+    module_of(module)->patches.store(0, std::memory_order_release);
     return SANITIZER_SUCCESS;
 }
 

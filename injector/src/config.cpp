@@ -66,4 +66,12 @@ bool read_config(const char *path, kvtrace_config *config, char *error, size_t e
     return fault == nullptr;
 }
 
+kvtrace_store_mode store_mode(const kvtrace_config &config) {
+    if ((config.flags & KVTRACE_CONFIG_ALL_WRITES) != 0) {
+        return KVTRACE_STORES_ALL;
+    }
+    return (config.flags & KVTRACE_CONFIG_WRITES) != 0 ? KVTRACE_STORES_LEADER
+                                                       : KVTRACE_STORES_NONE;
+}
+
 } // namespace kvtrace

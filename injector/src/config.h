@@ -14,6 +14,9 @@ namespace kvtrace {
  */
 bool read_config(const char *path, kvtrace_config *config, char *error, size_t error_size);
 
+/* Which stores of target kernels are to be recorded, from the flags. */
+kvtrace_store_mode store_mode(const kvtrace_config &config);
+
 } // namespace kvtrace
 
 #endif

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "config.h"
 #include "drain.h"
 #include "failure.h"
 #include "process.h"
@@ -58,6 +59,7 @@ kvtrace_callback_data make_callback_data(const Injector &self, const ContextMemo
     data.counters_address = address(memory.device) + sizeof(data) * kCallbackDataCount;
     data.capacity_log2 = static_cast<uint32_t>(__builtin_ctz(self.config.ring_events));
     data.one_shot = self.has_flag(KVTRACE_CONFIG_ONE_SHOT) ? 1 : 0;
+    data.store_mode = store_mode(self.config);
     return data;
 }
 
@@ -88,6 +90,17 @@ bool fill_device(Injector *self, CUcontext handle, const ContextMemory &memory) 
     return filled;
 }
 
+uint32_t store_flags(const Injector &self) {
+    switch (store_mode(self.config)) {
+    case KVTRACE_STORES_ALL:
+        return KVTRACE_FILE_WRITES | KVTRACE_FILE_ALL_WRITES;
+    case KVTRACE_STORES_LEADER:
+        return KVTRACE_FILE_WRITES;
+    default:
+        return 0;
+    }
+}
+
 bool create_event_file(Injector *self, Context *context) {
     char suffix[32];
     char path[KVTRACE_PATH_BYTES + 64];
@@ -98,6 +111,7 @@ bool create_event_file(Injector *self, Context *context) {
     header.record_size = sizeof(kvtrace_block_event);
     header.capacity = self->config.ring_events;
     header.context_index = context->index;
+    header.flags |= store_flags(*self);
     if (!context->file.create(path, header)) {
         record_failure(KVTRACE_SITE_WRITE_FILE, static_cast<uint32_t>(errno), path);
         return false;

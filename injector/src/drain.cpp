@@ -60,12 +60,23 @@ size_t drain_events(Context *context) {
     return total;
 }
 
-size_t drain_context(Context *context) {
+/* Visit the context if its ring is still there, and keep the ring for that long. */
+template <typename Visit> void visit_recording(Context *context, Visit visit) {
     if (context->state.load(std::memory_order_acquire) != Context::State::kReady) {
-        return 0;
+        return;
     }
     const std::lock_guard<std::mutex> lock(context->drain_mutex);
-    return context->ring.is_attached() ? drain_events(context) : 0;
+    if (context->ring.is_attached()) {
+        visit(context);
+    }
+}
+
+template <typename Visit> void visit_all_recording(Injector *self, Visit visit) {
+    const uint32_t count =
+        std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
+    for (uint32_t i = 0; i < count; ++i) {
+        visit_recording(&self->contexts[i], visit);
+    }
 }
 
 size_t drain_launches(Injector *self) {
@@ -84,11 +95,7 @@ size_t drain_once(Injector *self) {
     /* Launches first: a reader of a file cut off by SIGKILL then finds the launch of nearly every
      * event. */
     size_t total = drain_launches(self);
-    const uint32_t count =
-        std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
-    for (uint32_t i = 0; i < count; ++i) {
-        total += drain_context(&self->contexts[i]);
-    }
+    visit_all_recording(self, [&total](Context *context) { total += drain_events(context); });
     return total;
 }
 
@@ -118,17 +125,12 @@ void drain_until_quiet(Drain drain, IsWaiting is_waiting) {
     }
 }
 
-bool any_ring_waits(const Injector &self) {
-    const uint32_t count =
-        std::min(self.context_count.load(std::memory_order_acquire), kMaxContexts);
-    for (uint32_t i = 0; i < count; ++i) {
-        const Context &context = self.contexts[i];
-        if (context.state.load(std::memory_order_acquire) == Context::State::kReady &&
-            context.ring.is_waiting_for_hole()) {
-            return true;
-        }
-    }
-    return false;
+bool any_ring_waits(Injector *self) {
+    bool waits = false;
+    visit_all_recording(self, [&waits](const Context *context) {
+        waits = waits || context->ring.is_waiting_for_hole();
+    });
+    return waits;
 }
 
 void close_events(Injector *self, Context *context, const char *reason) {
@@ -136,6 +138,7 @@ void close_events(Injector *self, Context *context, const char *reason) {
     line.add("reason", reason).add("context_index", static_cast<uint64_t>(context->index));
     line.add("events_written", context->file.record_count());
     line.add("events_dropped", context->ring.dropped_count());
+    line.add("stores_dropped", context->ring.dropped_store_count());
     self->journal.write(line.add("holes_skipped", context->ring.holes_skipped()));
     context->file.add_flags(KVTRACE_FILE_CLOSED);
     publish(&context->file, context->ring.dropped_count());
@@ -160,18 +163,8 @@ void end_of_process() {
     }
     stop_requested.store(true, std::memory_order_release);
     pthread_join(drain_thread, nullptr);
-    drain_until_quiet([self] { return drain_once(self); },
-                      [self] { return any_ring_waits(*self); });
-    const uint32_t count =
-        std::min(self->context_count.load(std::memory_order_acquire), kMaxContexts);
-    for (uint32_t i = 0; i < count; ++i) {
-        Context *context = &self->contexts[i];
-        const std::lock_guard<std::mutex> lock(context->drain_mutex);
-        if (context->state.load(std::memory_order_acquire) == Context::State::kReady &&
-            context->ring.is_attached()) {
-            close_events(self, context, "exit");
-        }
-    }
+    drain_until_quiet([self] { return drain_once(self); }, [self] { return any_ring_waits(self); });
+    visit_all_recording(self, [self](Context *context) { close_events(self, context, "exit"); });
     close_launches(self);
 }
 
@@ -203,15 +196,12 @@ bool start_drain(Injector *self) {
 }
 
 void close_context(Injector *self, Context *context) {
-    const std::lock_guard<std::mutex> lock(context->drain_mutex);
-    if (context->state.load(std::memory_order_acquire) != Context::State::kReady ||
-        !context->ring.is_attached()) {
-        return;
-    }
-    drain_until_quiet([context] { return drain_events(context); },
-                      [context] { return context->ring.is_waiting_for_hole(); });
-    close_events(self, context, "context destroyed");
-    context->state.store(Context::State::kDestroyed, std::memory_order_release);
+    visit_recording(context, [self](Context *ending) {
+        drain_until_quiet([ending] { return drain_events(ending); },
+                          [ending] { return ending->ring.is_waiting_for_hole(); });
+        close_events(self, ending, "context destroyed");
+        ending->state.store(Context::State::kDestroyed, std::memory_order_release);
+    });
 }
 
 } // namespace kvtrace

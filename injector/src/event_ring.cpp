@@ -28,6 +28,7 @@ void EventRing::attach(kvtrace_block_event *events, kvtrace_ring_control *contro
 
 void EventRing::detach() {
     last_dropped_ = dropped_count();
+    last_dropped_stores_ = dropped_store_count();
     events_ = nullptr;
 }
 
@@ -108,6 +109,10 @@ void EventRing::consume(size_t count) { advance(count); }
 
 uint64_t EventRing::dropped_count() const {
     return events_ != nullptr ? load_mapped(&control_->dropped_count) : last_dropped_;
+}
+
+uint64_t EventRing::dropped_store_count() const {
+    return events_ != nullptr ? load_mapped(&control_->dropped_store_count) : last_dropped_stores_;
 }
 
 } // namespace kvtrace

@@ -26,8 +26,9 @@ class EventRing {
     /* These events were taken. In one-shot mode their space is not given back. */
     void consume(size_t count);
 
-    /* Blocks that the device counted as dropped. */
+    /* Events that the device counted as dropped, and those of them that were stores. */
     uint64_t dropped_count() const;
+    uint64_t dropped_store_count() const;
     /* Sequences skipped as holes; equals dropped_count once a ring that wraps is quiet. */
     uint64_t holes_skipped() const { return holes_skipped_; }
     bool is_attached() const { return events_ != nullptr; }
@@ -53,6 +54,7 @@ class EventRing {
     uint64_t horizon_ = 0;
     uint64_t horizon_seen_ns_ = 0;
     uint64_t last_dropped_ = 0;
+    uint64_t last_dropped_stores_ = 0;
 };
 
 } // namespace kvtrace

@@ -7,6 +7,7 @@
 #include "contexts.h"
 #include "failure.h"
 #include "modules.h"
+#include "step_stamp.h"
 
 namespace kvtrace {
 namespace {
@@ -75,6 +76,7 @@ kvtrace_launch_record make_record(const Sanitizer_LaunchData &launch, FunctionIn
     record.grid_id = launch.gridId;
     record.stream = as_number(launch.stream);
     record.host_monotonic_ns = host_monotonic_ns();
+    record.step_stamp = current_step_stamp();
     record.kernel_slot = info.kernel_slot;
     record.thread_id = current_thread_id();
     record.grid_dim_x = launch.gridDim_x;

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 
+#include "config.h"
 #include "contexts.h"
 #include "device_fatbin.h"
 #include "failure.h"
@@ -13,9 +14,22 @@ namespace {
 
 constexpr auto kLongestPatchWait = std::chrono::seconds(10);
 constexpr const char *kBlockEnterName = "kvtrace_block_enter";
+constexpr const char *kStoreName = "kvtrace_store";
 
 /* Loading our own device code may call us back: such a module is none of ours to look at. */
 thread_local bool is_patching = false;
+
+bool patch_instructions(Injector *self, CUmodule module, Sanitizer_InstructionId instruction,
+                        const char *callback) {
+    return check(self->api.patch_instructions(instruction, module, callback),
+                 KVTRACE_SITE_PATCH_INSTRUCTIONS, callback);
+}
+
+/* Accesses to memory are patched only if their stores are wanted: each would cost a call. */
+bool patch_stores(Injector *self, CUmodule module) {
+    return store_mode(self->config) == KVTRACE_STORES_NONE ||
+           patch_instructions(self, module, SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS, kStoreName);
+}
 
 bool apply_patches(Injector *self, Context *context, CUmodule module) {
     if (!context->patches_added) {
@@ -24,9 +38,8 @@ bool apply_patches(Injector *self, Context *context, CUmodule module) {
                   KVTRACE_SITE_ADD_PATCHES, "device callback");
     }
     return context->patches_added &&
-           check(self->api.patch_instructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module,
-                                              kBlockEnterName),
-                 KVTRACE_SITE_PATCH_INSTRUCTIONS, kBlockEnterName) &&
+           patch_instructions(self, module, SANITIZER_INSTRUCTION_BLOCK_ENTER, kBlockEnterName) &&
+           patch_stores(self, module) &&
            check(self->api.patch_module(module), KVTRACE_SITE_PATCH_MODULE, kBlockEnterName);
 }
 

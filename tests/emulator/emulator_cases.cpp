@@ -7,6 +7,7 @@
  * Targets are probe_target, probe_target_b and probe_target_graph_only; probe_neighbour lives in
  * the same module and must never show up; other_kernel lives in another module.
  */
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -354,6 +355,143 @@ void module_loaded_again() {
     launch_target(stream, 4);
 }
 
+/* What the target stores where; the numbers are printed with the truth. */
+constexpr kvtrace_emu_cache_writes kCache = {
+    nullptr, 0x7f1000000000, 0x7f1000000800, 16 * 4096, 4096, 16, 16};
+constexpr uint32_t kRows = 6;
+/* The KV slots that each launch of the target saw, in the order of the launches. */
+std::vector<std::vector<int64_t>> kv_slots_seen;
+
+struct Writer {
+    Stream stream = new_stream();
+    kvtrace_emu_slots *slots = kvtrace_emu_slots_create(device.context, kRows);
+
+    void launch(Function function) const {
+        kvtrace_emu_cache_writes writes = kCache;
+        writes.slots = slots;
+        CHECK(kvtrace_emu_launch_writing(stream, function, {kRows, 1, 1}, {kThreads, 1, 1}, 0,
+                                         &writes));
+    }
+    void set(const std::vector<int64_t> &kv_slots) const {
+        CHECK(kvtrace_emu_slots_set(stream, slots, kv_slots.data(),
+                                    static_cast<uint32_t>(kv_slots.size())));
+    }
+};
+
+/* Other slots each time; two rows without one, the last because nothing is said of it. */
+std::vector<int64_t> kv_slots_of(int64_t turn) {
+    return {5 * turn, 100 + turn, -1, 200 - turn, 7 * turn};
+}
+
+/* Plain launches, then a graph that is replayed with other slots each time. A neighbour that stores
+ * as much runs in between. */
+void stores() {
+    const Writer writer;
+    for (int64_t turn = 0; turn < 5; ++turn) {
+        writer.set(kv_slots_of(turn));
+        writer.launch(device.target);
+        writer.launch(device.neighbour);
+        kv_slots_seen.push_back(kv_slots_of(turn));
+    }
+    constexpr int nodes = 3;
+    Exec exec = instantiate(capture(writer.stream, [&] {
+        for (int i = 0; i < nodes; ++i) {
+            writer.launch(device.target);
+            writer.launch(device.neighbour);
+        }
+    }));
+    for (int64_t turn = 5; turn < 5 + kReplays; ++turn) {
+        writer.set(kv_slots_of(turn));
+        replay(exec, writer.stream, 1);
+        kv_slots_seen.insert(kv_slots_seen.end(), nodes, kv_slots_of(turn));
+    }
+}
+
+/* Two threads, each with a stream and slots of its own. */
+void stores_two_threads() {
+    const auto work = [] {
+        const Writer writer;
+        Exec exec = instantiate(capture(writer.stream, [&] {
+            writer.launch(device.target);
+            writer.launch(device.neighbour);
+        }));
+        for (int64_t turn = 0; turn < 50; ++turn) {
+            writer.set(kv_slots_of(turn));
+            writer.launch(device.target);
+            replay(exec, writer.stream, 1);
+        }
+        CHECK(kvtrace_emu_stream_synchronize(writer.stream));
+    };
+    std::thread one(work);
+    std::thread two(work);
+    one.join();
+    two.join();
+}
+
+/* More stores than a small ring holds. */
+void many_stores() {
+    const Writer writer;
+    writer.set({0, 1, 2, 3, 4, 5});
+    for (int i = 0; i < 2000; ++i) {
+        writer.launch(device.target);
+    }
+}
+
+/* A launch that no kernel could be right for is refused, and is no launch. */
+void refused_writes() {
+    const Writer writer;
+    const auto is_refused = [&](kvtrace_emu_cache_writes writes, uint32_t blocks) {
+        return kvtrace_emu_launch_writing(writer.stream, device.target, {blocks, 1, 1},
+                                          {kThreads, 1, 1}, 0, &writes) != 0;
+    };
+    kvtrace_emu_cache_writes writes = kCache;
+    bool all = is_refused(writes, 1);
+    writes.slots = writer.slots;
+    all = all && is_refused(writes, kRows + 1);
+    writes.block_size = 0;
+    all = all && is_refused(writes, 1);
+    writes.block_size = 16;
+    for (const uint32_t size : {0u, 3u, 32u}) {
+        writes.access_size = size;
+        all = all && is_refused(writes, 1);
+    }
+    const std::vector<int64_t> many(kRows + 1, 0);
+    all = all && kvtrace_emu_slots_set(writer.stream, writer.slots, many.data(), kRows + 1) != 0;
+    Exec exec = instantiate(capture(writer.stream, [&] { writer.launch(device.target); }));
+    all = all && kvtrace_emu_exec_set_grid(exec, 0, {kRows + 1, 1, 1}) != 0;
+    CHECK(all ? 0 : 1);
+}
+
+/* The injector's function, found as an engine plug-in finds it; nothing where it is not loaded. */
+void set_step(uint32_t step_stamp) {
+    const char *path = std::getenv("CUDA_INJECTION64_PATH");
+    void *library = path != nullptr ? dlopen(path, RTLD_NOW) : nullptr;
+    if (library != nullptr) {
+        reinterpret_cast<void (*)(uint32_t)>(dlsym(library, "kvtrace_set_step"))(step_stamp);
+    }
+}
+
+/* Plain launches and replays of threads that set a step and of one that does not. */
+void step_stamps() {
+    const Stream stream = new_stream();
+    Exec exec = instantiate(capture(stream, [&] { launch_target(stream); }));
+    launch_target(stream);
+    set_step(3);
+    launch_target(stream);
+    replay(exec, stream, 1);
+    std::thread([&] { launch_target(stream); }).join();
+    std::thread([&] {
+        set_step(5);
+        launch_target(stream);
+        replay(exec, stream, 1);
+    }).join();
+    std::thread([&] { replay(exec, stream, 1); }).join();
+    launch_target(stream);
+    set_step(0);
+    replay(exec, stream, 1);
+    std::thread([&] { launch_target(stream); }).join();
+}
+
 /* Runs until it is killed. */
 void endless() {
     Stream stream = new_stream();
@@ -372,10 +510,30 @@ uint64_t target_blocks() {
            kvtrace_emu_blocks_run(graph_only_target());
 }
 
+/* As JSON: a list of KV slots for each launch. */
+std::string kv_slots_text() {
+    std::string text = "[";
+    for (const std::vector<int64_t> &kv_slots : kv_slots_seen) {
+        text += text.size() > 1 ? ", [" : "[";
+        for (size_t row = 0; row < kv_slots.size(); ++row) {
+            text += (row > 0 ? ", " : "") + std::to_string(kv_slots[row]);
+        }
+        text += "]";
+    }
+    return text + "]";
+}
+
 void print_truth(const char *name, uint64_t blocks) {
-    std::printf("{\"case\": \"%s\", \"target_blocks\": %llu, \"neighbour_blocks\": %llu}\n", name,
-                static_cast<unsigned long long>(blocks),
-                static_cast<unsigned long long>(kvtrace_emu_blocks_run(device.neighbour)));
+    std::printf("{\"case\": \"%s\", \"target_blocks\": %llu, \"neighbour_blocks\": %llu, "
+                "\"key_address\": %llu, \"value_address\": %llu, \"block_stride\": %llu, "
+                "\"offset_stride\": %llu, \"block_size\": %u, \"kv_slots\": %s}\n",
+                name, static_cast<unsigned long long>(blocks),
+                static_cast<unsigned long long>(kvtrace_emu_blocks_run(device.neighbour)),
+                static_cast<unsigned long long>(kCache.key_address),
+                static_cast<unsigned long long>(kCache.value_address),
+                static_cast<unsigned long long>(kCache.block_stride),
+                static_cast<unsigned long long>(kCache.offset_stride), kCache.block_size,
+                kv_slots_text().c_str());
     std::fflush(stdout);
 }
 
@@ -464,6 +622,22 @@ void spawned_child() {
 
 void no_context() { std::exit(kvtrace_emu_init()); }
 
+void step_without_context() {
+    set_step(1);
+    std::exit(kvtrace_emu_init());
+}
+
+/* The step is set before there is a device, and counts for what is launched then. */
+void step_before_context() {
+    set_step(4);
+    device = open_device();
+    Stream stream = new_stream();
+    launch_target(stream);
+    CHECK(kvtrace_emu_stream_synchronize(stream));
+    print_truth("step_before_context", target_blocks());
+    std::exit(0);
+}
+
 const std::map<std::string, std::function<void()>> kCases = {
     {"plain", plain},
     {"plain_and_graph", plain_and_graph},
@@ -491,6 +665,11 @@ const std::map<std::string, std::function<void()>> kCases = {
     {"many_launches", many_launches},
     {"two_contexts", two_contexts},
     {"module_loaded_again", module_loaded_again},
+    {"stores", stores},
+    {"stores_two_threads", stores_two_threads},
+    {"many_stores", many_stores},
+    {"refused_writes", refused_writes},
+    {"step_stamps", step_stamps},
 };
 
 /* These print the truth themselves and never return. */
@@ -506,12 +685,19 @@ const std::map<std::string, std::function<void()>> kEndings = {
     {"spawned_child", spawned_child},
 };
 
+/* These make their context themselves, or none, and never return. */
+const std::map<std::string, std::function<void()>> kWithoutContext = {
+    {"no_context", no_context},
+    {"step_without_context", step_without_context},
+    {"step_before_context", step_before_context},
+};
+
 } // namespace
 
 int main(int argc, char **argv) {
     const std::string name = argc == 2 ? argv[1] : "";
-    if (name == "no_context") {
-        no_context();
+    if (const auto early = kWithoutContext.find(name); early != kWithoutContext.end()) {
+        early->second();
     }
     const auto found = kCases.find(name);
     const auto ending = kEndings.find(name);

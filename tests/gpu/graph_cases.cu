@@ -3,9 +3,10 @@
  *
  *     graph_cases CASE            prints one JSON line with what really ran
  *
- * Targets are probe_target and probe_target_b; probe_neighbour lives in the same module and must
- * never show up; other_kernel lives in another module. Each kernel counts its blocks on the device,
- * so the printed counts are the truth. Replays are queued without waiting, as vLLM does.
+ * Targets are probe_target, probe_target_b, probe_target_graph_only and probe_target_stores;
+ * probe_neighbour and probe_neighbour_stores live in the same module and must never show up;
+ * other_kernel lives in another module. Each kernel counts its blocks on the device, so the printed
+ * counts are the truth. Replays are queued without waiting, as vLLM does.
  */
 #include <cuda_runtime.h>
 
@@ -38,6 +39,31 @@ __global__ void probe_target_graph_only(unsigned long long *counters) {
     }
 }
 
+/* As vLLM's cache kernel: block x writes row x where its slot says, all threads K and then V. */
+__global__ void probe_target_stores(unsigned long long *counters, uint4 *cache,
+                                    const long long *kv_slots) {
+    if (threadIdx.x == 0) {
+        atomicAdd(&counters[0], 1ULL);
+    }
+    const long long kv_slot = kv_slots[blockIdx.x];
+    if (kv_slot < 0) {
+        return;
+    }
+    uint4 *key = cache + kv_slot * 2 * blockDim.x;
+    key[threadIdx.x] = make_uint4(threadIdx.x, blockIdx.x, 1, 2);
+    key[blockDim.x + threadIdx.x] = make_uint4(threadIdx.x, blockIdx.x, 3, 4);
+}
+
+/* Stores 64 times as much, none of which may be recorded. */
+__global__ void probe_neighbour_stores(unsigned long long *counters, uint4 *elsewhere) {
+    if (threadIdx.x == 0) {
+        atomicAdd(&counters[1], 1ULL);
+    }
+    for (unsigned i = 0; i < 128; ++i) {
+        elsewhere[(blockIdx.x * 128 + i) * blockDim.x + threadIdx.x] = make_uint4(i, i, i, i);
+    }
+}
+
 __global__ void probe_neighbour(unsigned long long *counters) {
     if (threadIdx.x == 0) {
         atomicAdd(&counters[1], 1ULL);
@@ -67,6 +93,8 @@ unsigned long long *counters;
 void *scratch;
 constexpr int kNodes = 40;
 constexpr int kReplays = 7;
+/* What a case adds to the printed truth: ", \"name\": value" and so on. */
+std::string more_truth;
 
 void launch_target(cudaStream_t stream, int blocks = 1) {
     probe_target<<<blocks, 64, 0, stream>>>(counters);
@@ -381,6 +409,104 @@ void slow_blocks() {
     }
 }
 
+/* A cache of kCacheSlots slots and the slots of the rows; remembers what each launch saw. */
+class StoreCase {
+  public:
+    static constexpr int kRows = 5;
+
+    StoreCase() {
+        CHECK(cudaMalloc(&cache_, kCacheSlots * kSlotBytes));
+        CHECK(cudaMalloc(&elsewhere_, kRows * 128 * kThreads * sizeof(uint4)));
+        CHECK(cudaMalloc(&kv_slots_, kRows * sizeof(long long)));
+    }
+
+    /* Queued like any copy, so that what is launched from here on sees it. */
+    void set_turn(long long turn) {
+        latest_ = {turn % kCacheSlots, 100 + turn % 100, -1, 300 - turn % 100, 400};
+        CHECK(cudaMemcpyAsync(kv_slots_, latest_.data(), kRows * sizeof(long long),
+                              cudaMemcpyHostToDevice, stream));
+    }
+    void launch() const {
+        probe_target_stores<<<kRows, kThreads, 0, stream>>>(counters, cache_, kv_slots_);
+    }
+    void launch_neighbour() const {
+        probe_neighbour_stores<<<kRows, kThreads, 0, stream>>>(counters, elsewhere_);
+    }
+    void remember(int launches) {
+        for (int i = 0; i < launches; ++i) {
+            seen_ += seen_.empty() ? "[" : ", [";
+            for (int row = 0; row < kRows; ++row) {
+                seen_ += (row > 0 ? ", " : "") + std::to_string(latest_[row]);
+            }
+            seen_ += "]";
+        }
+    }
+    void tell() const {
+        const auto number = [](const void *address) {
+            return std::to_string(reinterpret_cast<unsigned long long>(address));
+        };
+        more_truth = ", \"cache_address\": " + number(cache_) +
+                     ", \"counter_address\": " + number(counters) +
+                     ", \"slot_bytes\": " + std::to_string(kSlotBytes) +
+                     ", \"threads\": " + std::to_string(kThreads) + ", \"kv_slots\": [" + seen_ +
+                     "]";
+    }
+
+    cudaStream_t stream = new_stream();
+
+  private:
+    static constexpr int kThreads = 64;
+    static constexpr int kCacheSlots = 512;
+    static constexpr size_t kSlotBytes = 2 * kThreads * sizeof(uint4);
+    uint4 *cache_;
+    uint4 *elsewhere_;
+    long long *kv_slots_;
+    std::vector<long long> latest_;
+    std::string seen_;
+};
+
+void stores_plain() {
+    StoreCase one;
+    for (int turn = 0; turn < 20; ++turn) {
+        one.set_turn(turn);
+        one.launch();
+        one.launch_neighbour();
+        one.remember(1);
+    }
+    one.tell();
+}
+
+void stores_graph() {
+    StoreCase one;
+    constexpr int nodes = 10;
+    one.set_turn(0);
+    one.launch();
+    one.remember(1);
+    cudaGraphExec_t exec = instantiate(capture(one.stream, [&] {
+        for (int i = 0; i < nodes; ++i) {
+            one.launch();
+            one.launch_neighbour();
+        }
+    }));
+    for (int turn = 1; turn <= kReplays; ++turn) {
+        one.set_turn(turn);
+        replay(exec, one.stream, 1);
+        one.remember(nodes);
+    }
+    one.tell();
+}
+
+/* More stores than a small ring holds. */
+void stores_many() {
+    StoreCase one;
+    one.set_turn(0);
+    for (int i = 0; i < 2000; ++i) {
+        one.launch();
+    }
+    one.remember(2000);
+    one.tell();
+}
+
 const std::map<std::string, std::function<void()>> kCases = {
     {"plain", plain},
     {"plain_and_graph", plain_and_graph},
@@ -406,6 +532,9 @@ const std::map<std::string, std::function<void()>> kCases = {
     {"many_replays", many_replays},
     {"many_blocks", many_blocks},
     {"slow_blocks", slow_blocks},
+    {"stores_plain", stores_plain},
+    {"stores_graph", stores_graph},
+    {"stores_many", stores_many},
 };
 
 } // namespace
@@ -425,7 +554,7 @@ int main(int argc, char **argv) {
     CHECK(cudaDeviceSynchronize());
     unsigned long long ran[4];
     CHECK(cudaMemcpy(ran, counters, sizeof(ran), cudaMemcpyDeviceToHost));
-    std::printf("{\"case\": \"%s\", \"target_blocks\": %llu, \"neighbour_blocks\": %llu}\n",
-                argv[1], ran[0], ran[1]);
+    std::printf("{\"case\": \"%s\", \"target_blocks\": %llu, \"neighbour_blocks\": %llu%s}\n",
+                argv[1], ran[0], ran[1], more_truth.c_str());
     return 0;
 }

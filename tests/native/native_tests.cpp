@@ -24,6 +24,7 @@
 #include "kernel_names.h"
 #include "launch_ring.h"
 #include "record_file.h"
+#include "step_stamp.h"
 
 namespace {
 
@@ -56,7 +57,17 @@ struct Ring {
 
     void enter(uint64_t grid_id) {
         kvtrace_platform::block.grid_id = grid_id;
-        kvtrace_record_block_enter(&data, 0x1000);
+        kvtrace_on_block_enter(&data, 0x1000);
+    }
+
+    /* As the threads of a block do at one store instruction. */
+    void store(uint64_t grid_id, uint64_t address, uint32_t threads = 1) {
+        kvtrace_platform::block.grid_id = grid_id;
+        for (uint32_t thread = 0; thread < threads; ++thread) {
+            kvtrace_platform::block.thread_index = thread;
+            kvtrace_on_store(&data, 0x1080, address + 16 * thread, 16);
+        }
+        kvtrace_platform::block.thread_index = 0;
     }
 
     std::vector<kvtrace_block_event> events;
@@ -100,9 +111,84 @@ void does_not_take_a_torn_event() {
 
 void ignores_foreign_callback_data() {
     Ring ring(4, false);
+    ring.data.store_mode = KVTRACE_STORES_ALL;
     ring.data.magic = 0;
     ring.enter(1);
+    ring.store(1, 0x5000);
+    kvtrace_on_block_enter(nullptr, 0x1000);
+    kvtrace_on_store(nullptr, 0x1080, 0x5000, 16);
     EXPECT(ring.counters.reserved_count == 0);
+}
+
+void only_the_leader_enters_a_block() {
+    Ring ring(4, false);
+    kvtrace_platform::block.thread_index = 1;
+    ring.enter(1);
+    kvtrace_platform::block.thread_index = 0;
+    EXPECT(ring.counters.reserved_count == 0);
+}
+
+/* A store is an event of the same ring, told apart by its kind, and as whole as any other. */
+void packs_a_store_beside_its_block_entry() {
+    Ring ring(4, false);
+    ring.data.store_mode = KVTRACE_STORES_LEADER;
+    ring.data.kernel_slot = 5;
+    ring.data.launch_stamp = 77;
+    kvtrace_platform::block = {9, 640, 3, 2, 1, 131, 0};
+    kvtrace_on_block_enter(&ring.data, 0x1000);
+    kvtrace_platform::block.globaltimer_ns = 672;
+    kvtrace_on_store(&ring.data, 0x1080, 0x7f0012345678, 8);
+    const kvtrace_block_event *first = nullptr;
+    EXPECT(ring.reader.peek(&first, 0) == 2);
+    const kvtrace_block_event &entry = first[0];
+    const kvtrace_block_event &store = first[1];
+    EXPECT(entry.event_kind == KVTRACE_EVENT_BLOCK_ENTER && entry.pc == 0x1000);
+    EXPECT(entry.address == 0 && entry.access_size == 0 && entry.thread_index == 0);
+    EXPECT(entry.gpu_globaltimer_ns == 640);
+    EXPECT(store.event_kind == KVTRACE_EVENT_GLOBAL_STORE && store.pc == 0x1080);
+    EXPECT(store.address == 0x7f0012345678 && store.access_size == 8 && store.thread_index == 0);
+    EXPECT(store.gpu_globaltimer_ns == 672);
+    EXPECT(store.block_idx_x == 3 && store.block_idx_y == 2 && store.block_idx_z == 1);
+    EXPECT(store.grid_id == 9 && store.sm_id == 131);
+    EXPECT(store.kernel_slot == 5 && store.launch_stamp == 77);
+    EXPECT(entry.sequence_low == 0 && store.sequence_low == 1);
+    EXPECT(store.tag0 == 1 && store.tag1 == 1 && store.tag2 == 1 && store.tag3 == 1);
+    kvtrace_platform::block = {};
+}
+
+void records_the_stores_that_were_asked_for() {
+    const auto threads_recorded = [](uint32_t mode) {
+        Ring ring(4, false);
+        ring.data.store_mode = mode;
+        ring.store(1, 0x5000, 8);
+        const kvtrace_block_event *first = nullptr;
+        const size_t count = ring.reader.peek(&first, 0);
+        for (size_t i = 0; i < count; ++i) {
+            EXPECT(first[i].thread_index == i && first[i].address == 0x5000 + 16 * i);
+        }
+        return count;
+    };
+    EXPECT(threads_recorded(KVTRACE_STORES_NONE) == 0);
+    EXPECT(threads_recorded(KVTRACE_STORES_LEADER) == 1);
+    EXPECT(threads_recorded(KVTRACE_STORES_ALL) == 8);
+}
+
+/* All drops are counted, and those that were stores once more: also by a reader that outlives the
+ * memory. */
+void counts_dropped_stores_apart() {
+    for (const bool one_shot : {false, true}) {
+        Ring ring(4, one_shot);
+        ring.data.store_mode = KVTRACE_STORES_ALL;
+        ring.enter(1);
+        ring.store(1, 0x5000, 20);
+        ring.enter(2);
+        EXPECT(ring.reader.dropped_count() == 6);
+        EXPECT(ring.reader.dropped_store_count() == 5);
+        ring.reader.detach();
+        ring.control = {};
+        EXPECT(ring.reader.dropped_count() == 6);
+        EXPECT(ring.reader.dropped_store_count() == 5);
+    }
 }
 
 void counts_drops_and_skips_their_holes() {
@@ -183,15 +269,17 @@ void remembers_drops_after_the_memory_is_gone() {
     EXPECT(ring.reader.peek(&first, 0) == 0);
 }
 
-/* Blocks enter on several threads while a reader drains too slowly: every block is either one whole
- * event or one drop, and sequences step by one but for the drops. */
+/* Blocks enter and store on several threads while a reader drains too slowly: every block and every
+ * store is either one whole event or one drop, and sequences step by one but for the drops. */
 void loses_nothing_under_load() {
     constexpr uint64_t kThreads = 4;
     constexpr uint64_t kEach = 30000;
     Ring ring(8, false);
+    ring.data.store_mode = KVTRACE_STORES_LEADER;
     std::atomic<bool> done{false};
     std::vector<uint64_t> seen(kThreads * kEach);
     uint64_t taken = 0;
+    uint64_t stores_taken = 0;
     uint64_t gaps = 0;
     std::thread reader([&] {
         uint16_t expected = 0;
@@ -206,6 +294,7 @@ void loses_nothing_under_load() {
                 gaps += static_cast<uint16_t>(first[i].sequence_low - expected);
                 expected = static_cast<uint16_t>(first[i].sequence_low + 1);
                 ++seen[first[i].grid_id];
+                stores_taken += first[i].event_kind == KVTRACE_EVENT_GLOBAL_STORE ? 1 : 0;
             }
             ring.reader.consume(count);
             taken += count;
@@ -216,7 +305,11 @@ void loses_nothing_under_load() {
     for (uint64_t t = 0; t < kThreads; ++t) {
         writers.emplace_back([&ring, t] {
             for (uint64_t i = 0; i < kEach; ++i) {
-                ring.enter(t * kEach + i);
+                if (i % 3 == 0) {
+                    ring.store(t * kEach + i, 0x5000);
+                } else {
+                    ring.enter(t * kEach + i);
+                }
                 if (i % 64 == 0) {
                     std::this_thread::yield();
                 }
@@ -234,6 +327,7 @@ void loses_nothing_under_load() {
     }
     EXPECT(twice == 0);
     EXPECT(taken + ring.reader.dropped_count() == kThreads * kEach);
+    EXPECT(stores_taken + ring.reader.dropped_store_count() == kThreads * kEach / 3);
     EXPECT(ring.reader.holes_skipped() == ring.reader.dropped_count());
     /* Drops after the last event leave no gap behind. */
     EXPECT(gaps <= ring.reader.dropped_count());
@@ -445,6 +539,43 @@ void config_is_checked() {
     EXPECT(!read_config((directory + "/absent").c_str(), &config, text, sizeof(text)));
 }
 
+void store_mode_follows_the_flags() {
+    kvtrace_config config = valid_config();
+    config.flags = KVTRACE_CONFIG_ONE_SHOT;
+    EXPECT(store_mode(config) == KVTRACE_STORES_NONE);
+    config.flags = KVTRACE_CONFIG_WRITES | KVTRACE_CONFIG_EMULATED;
+    EXPECT(store_mode(config) == KVTRACE_STORES_LEADER);
+    config.flags = KVTRACE_CONFIG_ALL_WRITES;
+    EXPECT(store_mode(config) == KVTRACE_STORES_ALL);
+    config.flags = KVTRACE_CONFIG_WRITES | KVTRACE_CONFIG_ALL_WRITES;
+    EXPECT(store_mode(config) == KVTRACE_STORES_ALL);
+}
+
+void a_thread_without_a_step_is_in_the_latest_one() {
+    const auto seen_by = [](const auto &body) {
+        uint32_t seen = 0;
+        std::thread([&] { seen = body(); }).join();
+        return seen;
+    };
+    const auto look = [] { return current_step_stamp(); };
+    EXPECT(look() == 0);
+    kvtrace_set_step(7);
+    EXPECT(look() == 7 && seen_by(look) == 7);
+    EXPECT(seen_by([&] {
+               kvtrace_set_step(8);
+               return look();
+           }) == 8);
+    /* This thread has a step of its own; a thread that has none follows whoever was last. */
+    EXPECT(look() == 7 && seen_by(look) == 8);
+    kvtrace_set_step(0);
+    EXPECT(look() == 0 && seen_by(look) == 0);
+    EXPECT(seen_by([&] {
+               kvtrace_set_step(9);
+               kvtrace_set_step(0);
+               return look();
+           }) == 0);
+}
+
 void target_names_are_whole_identifiers() {
     kvtrace_config config = valid_config();
     const char *vllm =
@@ -515,6 +646,10 @@ int main(int argc, char **argv) {
     takes_events_in_sequence_over_many_laps();
     does_not_take_a_torn_event();
     ignores_foreign_callback_data();
+    only_the_leader_enters_a_block();
+    packs_a_store_beside_its_block_entry();
+    records_the_stores_that_were_asked_for();
+    counts_dropped_stores_apart();
     counts_drops_and_skips_their_holes();
     skips_scattered_holes_after_one_wait();
     keeps_the_first_events_of_a_one_shot_ring();
@@ -526,6 +661,8 @@ int main(int argc, char **argv) {
     record_file_is_header_and_records();
     record_file_survives_a_full_disk();
     config_is_checked();
+    store_mode_follows_the_flags();
+    a_thread_without_a_step_is_in_the_latest_one();
     target_names_are_whole_identifiers();
     handle_table_forgets_unloaded_modules();
     journal_lines_are_json();

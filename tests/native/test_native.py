@@ -17,6 +17,7 @@ PARTS = (
     "kernel_names",
     "launch_ring",
     "record_file",
+    "step_stamp",
 )
 SANITIZERS = {
     "plain": [],
