@@ -7,9 +7,9 @@
 # kill (the engine is killed in the middle of a long request), itl (five requests of 128 tokens,
 # with and without recording in turn), nostamps (the same, recorded without launch stamps), token (the
 # 8-token request with its stores), mixed and shared (16 requests at once with their stores; shared:
-# prefix caching), faults (six small servers: none and each seeded fault), overhead (the arms of
-# scripts/compare_overhead.py in turn). Each prints its table and its exit code.
-# PYTHON names the interpreter with vLLM; ROUNDS how often `itl` and `overhead` go round (default 2).
+# prefix caching), faults (six small servers: none and each seeded fault). Each prints its table and its
+# exit code.
+# PYTHON names the interpreter with vLLM; ROUNDS how often `itl` alternates (default 2).
 set -uo pipefail
 
 out=$1
@@ -85,19 +85,6 @@ fault() {
     note "fault-$1-audit" "$python" -m kvtrace_cli audit "$out/fault-$1"
 }
 
-overhead() {
-    local round arm order=(clean blocks steps writes)
-    local -A options=([clean]=--no-trace [blocks]=--no-steps [steps]=--record=blocks [writes]=--record=writes)
-    for round in $(seq "${FIRST_ROUND:-1}" "${ROUNDS:-2}"); do
-        for arm in "${order[@]}"; do
-            request "$arm-$round" --requests "$gpu_tests/overhead_requests.jsonl" --concurrency 16 \
-                --capture-sizes 1,2,4,8,16 "${options[$arm]}"
-        done
-        # Another order each round, so that drift is not taken for an effect.
-        order=("${order[@]:1}" "${order[0]}")
-    done
-}
-
 for step in "$@"; do
     case $step in
     fa3) request fa3 --flash-attention 3 ;;
@@ -115,7 +102,6 @@ for step in "$@"; do
         done
         ;;
     fault-*) fault "${step#fault-}" ;;
-    overhead) overhead ;;
     nostamps) request nostamps --no-stamps --stream --repeat 5 --max-tokens 128 ;;
     traced) request traced --stream --repeat 5 --max-tokens 128 ;;
     *)
