@@ -6,11 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvtrace_cli.analysis.model import Reconciliation
+from kvtrace_cli.analysis.attribution import attribute
+from kvtrace_cli.analysis.model import Attribution, Reconciliation
 from kvtrace_cli.analysis.reconcile import reconcile
+from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import open_run_dir
+from kvtrace_cli.dumps.schema import Recording
 
 PROCESS_ID = 4711
 PC = 0x7F0000001000
@@ -18,6 +21,8 @@ TARGET = "reshape_and_cache_flash_kernel"
 GRAPH_EXEC = 0x5000
 STREAM = 0x77
 FIRST_NODE_GRID_ID = 1000
+# Where the KV tensor of the first layer is.
+KV_ADDRESS = 0x7F2000000000
 # One step of the host clock per launch, one of the GPU clock per block.
 HOST_STEP_NS = 1_000
 GPU_STEP_NS = 200_000
@@ -71,6 +76,7 @@ class Trace:
     launches: list[Launch] = field(default_factory=list)
     events: list[dict[str, int]] = field(default_factory=list)
     dropped: int = 0
+    stores_dropped: int = 0
     launches_dropped: int = 0
     changes: dict[str, int] = field(default_factory=dict)
     _sequence: int = 0
@@ -125,10 +131,28 @@ class Trace:
         self.events.append(values | tags | changes)
         self._sequence += 1
 
+    def store(
+        self,
+        launch: Launch,
+        block: tuple[int, int, int] = (0, 0, 0),
+        address: int = KV_ADDRESS,
+        **changes: int,
+    ) -> None:
+        """Let the first thread of a block store to memory: the next event."""
+        kind = abi.constant("KVTRACE_EVENT_GLOBAL_STORE")
+        pc = PC + 0x80
+        values = {"event_kind": kind, "pc": pc, "address": address, "access_size": 16}
+        self.enter(launch, block, **(values | changes))
+
     def enter_all(self, launch: Launch) -> None:
         """Let every block of a launch enter, in the order of block indices."""
         for block in launch.blocks:
             self.enter(launch, block)
+
+    def drop_stores(self, stores: int = 1) -> None:
+        """Let stores happen that found no space."""
+        self.drop(stores)
+        self.stores_dropped += stores
 
     def drop(self, blocks: int = 1) -> None:
         """Let blocks enter that found no space: they take a sequence and leave no event."""
@@ -205,6 +229,7 @@ def request(index: int = 0, role: str = "measured", **changes: Any) -> dict[str,
     """Return a line of requests.jsonl that takes in all launches of a trace."""
     return {
         "request_index": index,
+        "request_id": f"kvtrace-{index}",
         "role": role,
         "prompt_token_ids": [1, 2, 3],
         "max_tokens": 8,
@@ -233,6 +258,83 @@ def journal(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
+def started(**changes: Any) -> dict[str, Any]:
+    """Return the first line of a process's steps: one KV group of 16 tokens a block."""
+    return {
+        "event": "started",
+        "schema_version": 1,
+        "engine": "vllm",
+        "engine_version": "0.26.0",
+        "model_runner": "v2",
+        "ranks": {"tensor": 0, "world": 0},
+        "stamped": True,
+        "block_sizes": [16],
+    } | changes
+
+
+def step(
+    stamp: int, kind: str = "forward", requests: Iterable[Any] = (), **fields: Any
+) -> dict[str, Any]:
+    """Return a step's line; `rows` of a forward step follow from its requests."""
+    line = {"event": "step", "step_stamp": stamp, "kind": kind, "host_monotonic_ns": stamp}
+    if requests:
+        line |= {"requests": list(requests), "rows": sum(part[1] for part in requests)}
+    return line | fields
+
+
+def layout(
+    layers: int = 2,
+    block_size: int = 16,
+    heads: int = 2,
+    dim: int = 8,
+    num_blocks: int = 32,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return a layout as vLLM 0.26 has: K and V in one row, heads within the token (NHD)."""
+    row = 2 * dim
+    token = heads * row
+    size = num_blocks * block_size * token * 2
+    tensors = [
+        {
+            "layer_name": f"layers.{index}",
+            "layer_index": index,
+            "group": 0,
+            "role": "kv",
+            "address": KV_ADDRESS + index * size,
+            "shape": [num_blocks, heads, block_size, row],
+            "stride": [block_size * token, row, token, 1],
+            "axes": ["block", "head", "offset", "kv_dim"],
+            "dtype": "bfloat16",
+            "element_size": 2,
+        }
+        for index in range(layers)
+    ]
+    group = {
+        "block_size": block_size,
+        "kernel_block_size": block_size,
+        "layer_names": [tensor["layer_name"] for tensor in tensors],
+    }
+    return {
+        "schema_version": 1,
+        "num_blocks": num_blocks,
+        "null_block": 0,
+        "groups": [group],
+        "tensors": tensors,
+    } | changes
+
+
+def kv_address(
+    kv_slot: int, layer: int = 0, part: str = "K", head: int = 0, shape: Any = None
+) -> int:
+    """Return where a slot's K or V of a layer is in `layout`."""
+    tensor = (shape or layout())["tensors"][layer]
+    block, offset = divmod(kv_slot, tensor["shape"][2])
+    stride = tensor["stride"]
+    half = tensor["shape"][3] // 2 if part == "V" else 0
+    element = block * stride[0] + head * stride[1] + offset * stride[2] + half
+    return tensor["address"] + element * tensor["element_size"]
+
+
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Write one JSON object a line."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -245,6 +347,8 @@ def write_run(
     journal_lines: Iterable[dict[str, Any]] | None = None,
     manifest: dict[str, Any] | None = None,
     complete: bool = True,
+    steps: Iterable[dict[str, Any]] | None = None,
+    layout: dict[str, Any] | None = None,
 ) -> Path:
     """Write a whole run directory; traces of one process must share a launch list to be right."""
     (path / "raw").mkdir(parents=True)
@@ -257,10 +361,26 @@ def write_run(
         (path / f"raw/{pid}.launches.kvt").write_bytes(trace.launch_file())
         lines = journal() if journal_lines is None else journal_lines
         write_lines(path / f"raw/{pid}.journal.jsonl", lines)
+        if steps is not None:
+            write_lines(path / f"raw/{pid}.steps.jsonl", steps)
+        if layout is not None:
+            (path / f"raw/{pid}.layout.json").write_text(json.dumps(layout))
     return path
+
+
+def recorded(path: Path, *traces: Trace, **options: Any) -> Recording:
+    """Write a run and read it back."""
+    run = write_run(path / "run", *traces, **options)
+    return read_recording(open_run_dir(run, allow_incomplete=True))
 
 
 def reconciled(path: Path, *traces: Trace, **options: Any) -> Reconciliation:
     """Write a run, read it back and reconcile it, as the command does."""
-    run = write_run(path / "run", *traces, **options)
-    return reconcile(read_recording(open_run_dir(run, allow_incomplete=True)))
+    return reconcile(recorded(path, *traces, **options))
+
+
+def attributed(path: Path, *traces: Trace, **options: Any) -> tuple[Reconciliation, Attribution]:
+    """Do the same and give the rows to their requests."""
+    recording = recorded(path, *traces, **options)
+    result = reconcile(recording)
+    return result, attribute(result, recording, step_tables(recording))

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import SLICE_EVENTS
+from kvtrace_cli.analysis.joined import SLICE_EVENTS, entries_of, is_store
 from kvtrace_cli.analysis.model import FileBooks
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
@@ -25,13 +25,17 @@ def file_books(recording: Recording, launches: pl.DataFrame) -> tuple[FileBooks,
     Returns:
         One FileBooks per dump. A gap is a sequence that no event has; gaps are summed.
 
-    Units: events and blocks; timer steps on the GPU globaltimer.
+    Units: events and blocks; stores have no part in `expected_blocks`; timer
+    steps of block entries on the GPU globaltimer.
     """
     dropped = {
         dump.header.process_id: _blocks_of_dropped(recording, dump) for dump in recording.launches
     }
     return tuple(
-        _event_books(dump, launches, dropped[dump.header.process_id]) for dump in recording.events
+        _event_books(
+            dump, launches, dropped[dump.header.process_id], _stores_dropped(recording, dump)
+        )
+        for dump in recording.events
     ) + tuple(_books(dump) for dump in recording.launches)
 
 
@@ -52,8 +56,27 @@ def _blocks_of_dropped(recording: Recording, dump: Dump) -> int | None:
     return None
 
 
+def _stores_dropped(recording: Recording, dump: Dump) -> int | None:
+    """Return how many of an event file's drops were stores; None if nobody knows.
+
+    The injector journals it at an orderly end.
+    """
+    header = dump.header
+    if header.dropped_count == 0 or not header.has("KVTRACE_FILE_WRITES"):
+        return 0
+    for line in recording.journal:
+        of_context = line.get(CONTEXT_INDEX) == header.context_index
+        if line.get("event") == "ended" and line[PROCESS_ID] == header.process_id and of_context:
+            stores = line.get("stores_dropped")
+            return stores if isinstance(stores, int) else None
+    return None
+
+
 def _event_books(
-    dump: Dump, launches: pl.DataFrame, blocks_of_dropped_launches: int | None
+    dump: Dump,
+    launches: pl.DataFrame,
+    blocks_of_dropped_launches: int | None,
+    stores_dropped: int | None,
 ) -> FileBooks:
     header = dump.header
     blocks = launches.filter(
@@ -62,14 +85,22 @@ def _event_books(
         pl.col(CONTEXT_INDEX) == header.context_index,
     )["expected_blocks"]
     expected = int(blocks.sum()) + (blocks_of_dropped_launches or 0)
-    balance = expected == header.record_count + header.dropped_count
+    stores_written = int(dump.records.select(is_store().sum()).item())
+    is_known = blocks_of_dropped_launches is not None and stores_dropped is not None
+    entries = header.record_count - stores_written + header.dropped_count - (stores_dropped or 0)
     sequence = dump.records[SEQUENCE]
     return _books(
         dump,
         sequence_gaps=0 if sequence.is_empty() else sequence[-1] + 1 - len(sequence),
-        timer_steps_backwards=_steps_backwards(dump.records["gpu_globaltimer_ns"]),
+        timer_steps_backwards=_steps_backwards(
+            entries_of(dump.records.select("event_kind", "gpu_globaltimer_ns"))[
+                "gpu_globaltimer_ns"
+            ]
+        ),
         expected_blocks=expected,
-        books_balance=None if blocks_of_dropped_launches is None else balance,
+        books_balance=expected == entries if is_known else None,
+        stores_written=stores_written,
+        stores_dropped=stores_dropped,
     )
 
 
@@ -86,6 +117,8 @@ def _books(
     timer_steps_backwards: int = 0,
     expected_blocks: int | None = None,
     books_balance: bool | None = None,
+    stores_written: int = 0,
+    stores_dropped: int | None = 0,
 ) -> FileBooks:
     header = dump.header
     return FileBooks(
@@ -101,4 +134,6 @@ def _books(
         flags=flag_names("kvtrace_file_flag", header.flags),
         first_failure_site=failure_site_name(header.first_failure_site),
         first_failure_result=header.first_failure_result,
+        stores_written=stores_written,
+        stores_dropped=stores_dropped,
     )

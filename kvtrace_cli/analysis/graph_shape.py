@@ -1,34 +1,65 @@
 """Per graph exec: nodes, replays, their order, and when their blocks entered."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import polars as pl
 
 from kvtrace_cli.analysis.joined import JoinedEvents, slices
+from kvtrace_cli.analysis.measured import STRETCH
 from kvtrace_cli.analysis.model import Durations, GraphShape
-from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, REQUEST_INDEX
+from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX
 
 _NS_PER_MS = 1_000_000
+_NODE_COLUMNS = (
+    LAUNCH_INDEX,
+    LAYER_INDEX,
+    STRETCH,
+    "process_id",
+    "context_index",
+    "graph_exec",
+    "exec_generation",
+    "graph_node",
+    "grid_id",
+    "launch_id",
+    "first_of_exec",
+    "first_of_replay",
+    "is_patched",
+    "expected_blocks",
+    "matched_blocks",
+    "stores",
+    "first_sequence",
+    "last_sequence",
+    "first_store_sequence",
+    "last_store_sequence",
+    "first_globaltimer_ns",
+    "last_globaltimer_ns",
+)
 
 
 def graph_shapes(
-    launches: pl.DataFrame, contexts: Sequence[JoinedEvents]
+    launches: pl.DataFrame, contexts: Sequence[JoinedEvents], *, measured_only: bool = False
 ) -> tuple[GraphShape, ...]:
-    """Describe each graph exec that the given launches belong to.
+    """Describe each graph exec that the launches belong to.
 
     Args:
-        launches: from `with_outcomes`, restricted to the stretch of interest.
+        launches: from `with_outcomes`.
         contexts: the joined events.
+        measured_only: look only at launches of the measured stretches.
 
     Returns:
         One GraphShape per graph exec, by first launch. Gaps are taken between replays of one
-        request only, or of none.
+        measured stretch only, or of none.
 
     Units: times in ms, both ends on the GPU globaltimer. Source: block-entry times, which say
     when a block began and nothing of how long it ran.
     """
-    nodes = launches.filter("is_graph_node")
+    is_wanted = pl.col("is_graph_node")
+    if measured_only:
+        is_wanted &= pl.col(STRETCH).is_not_null()
+    # There can be a million launches of 50 columns: only what is looked at is copied.
+    nodes = launches.lazy().filter(is_wanted).select(_NODE_COLUMNS).collect()
     if nodes.is_empty():
         return ()
     replays = _replays(nodes)
@@ -51,7 +82,16 @@ def _execs(nodes: pl.DataFrame) -> pl.DataFrame:
         pl.col("matched_blocks").sum(),
         pl.col("first_sequence").min(),
         pl.col("last_sequence").max(),
+        _is_consecutive().alias("consecutive"),
     )
+
+
+def _is_consecutive() -> pl.Expr:
+    """Say whether no other launch's events lie between an exec's first and last, stores or not."""
+    first = pl.min_horizontal(pl.col("first_sequence").min(), pl.col("first_store_sequence").min())
+    last = pl.max_horizontal(pl.col("last_sequence").max(), pl.col("last_store_sequence").max())
+    events = pl.col("matched_blocks").sum() + pl.col("stores").sum()
+    return (last - first + 1 == events).fill_null(value=False)
 
 
 def _replays(nodes: pl.DataFrame) -> pl.DataFrame:
@@ -60,12 +100,12 @@ def _replays(nodes: pl.DataFrame) -> pl.DataFrame:
         nodes.sort(LAUNCH_INDEX)
         .group_by("first_of_exec", "first_of_replay", maintain_order=True)
         .agg(
-            pl.col(REQUEST_INDEX).first(),
+            pl.col(STRETCH).first(),
             pl.col("first_globaltimer_ns").first().cast(pl.Int64).alias("began"),
             pl.col("last_globaltimer_ns").last().cast(pl.Int64).alias("ended"),
         )
     )
-    next_began = pl.col("began").shift(-1).over("first_of_exec", REQUEST_INDEX)
+    next_began = pl.col("began").shift(-1).over("first_of_exec", STRETCH)
     return replays.with_columns(
         ((pl.col("ended") - pl.col("began")) / _NS_PER_MS).alias("span_ms"),
         ((next_began - pl.col("ended")) / _NS_PER_MS).alias("gap_ms"),
@@ -104,7 +144,7 @@ def _timer_steps_backwards(nodes: pl.DataFrame, contexts: Sequence[JoinedEvents]
             timer.last().alias("last"),
             (timer.diff() < 0).sum().alias("steps"),
         )
-        for part in (JoinedEvents.nothing().frame(), *slices(contexts))
+        for part in chain([JoinedEvents.nothing().frame()], slices(contexts))
     )
     between = (pl.col("first") - pl.col("last").shift(1) < 0).sum()
     return parts.group_by("first_of_exec", maintain_order=True).agg(
@@ -113,7 +153,6 @@ def _timer_steps_backwards(nodes: pl.DataFrame, contexts: Sequence[JoinedEvents]
 
 
 def _shape(row: dict[str, Any], replays: pl.DataFrame) -> GraphShape:
-    first, last = row["first_sequence"], row["last_sequence"]
     return GraphShape(
         process_id=row["process_id"],
         context_index=row["context_index"],
@@ -126,9 +165,9 @@ def _shape(row: dict[str, Any], replays: pl.DataFrame) -> GraphShape:
         same_nodes_in_every_replay=row["same"],
         expected_blocks=row["expected_blocks"],
         matched_blocks=row["matched_blocks"],
-        first_sequence=first,
-        last_sequence=last,
-        sequences_consecutive=first is not None and last - first + 1 == row["matched_blocks"],
+        first_sequence=row["first_sequence"],
+        last_sequence=row["last_sequence"],
+        sequences_consecutive=row["consecutive"],
         timer_steps_backwards=row["timer_steps_backwards"] or 0,
         replay_span=_durations(replays["span_ms"]),
         replay_gap=_durations(replays["gap_ms"]),

@@ -1,6 +1,7 @@
 """Which function each program counter stands for, and whether all witnesses agree."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -33,7 +34,7 @@ def matched_pcs(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.
         part.filter("matched")
         .group_by(LAUNCH_INDEX, "pc", pl.col("kernel_slot").alias("event_slot"))
         .agg(pl.len().alias("blocks"))
-        for part in (nothing, *slices(contexts))
+        for part in chain([nothing], slices(contexts))
     )
     return (
         counted.join(

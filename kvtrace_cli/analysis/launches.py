@@ -1,10 +1,12 @@
-"""Launch records with what follows from them alone: populations, replays, layers, decode steps."""
+"""Launch records with what follows from them: populations, steps, replays, layers, decode steps."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 import polars as pl
 
+from kvtrace_cli.analysis.measured import STRETCH, with_stretches
+from kvtrace_cli.analysis.steps import STEP_KEY, STEP_KIND, STEP_STAMP
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
@@ -21,27 +23,37 @@ EXEC_KEY: Final = (PROCESS_ID, CONTEXT_INDEX, "graph_exec", "exec_generation")
 REPLAY_KEY: Final = (*EXEC_KEY, "launch_id")
 JOIN_KEY: Final = (PROCESS_ID, CONTEXT_INDEX, "grid_id", "join_stamp")
 
-_MAX_UINT64: Final = (1 << 64) - 1
+_RANK_SOURCES: Final = pl.Enum(["replay", "step"])
+IS_MEASURED: Final = "is_measured"
+# Plain launches of one kernel in one step, which are ranked to give the layer.
+_STEP_RANK_KEY: Final = (PROCESS_ID, CONTEXT_INDEX, STEP_STAMP, "kernel_slot")
 
 
-def launch_frame(dumps: Sequence[Dump], requests: Sequence[dict[str, Any]]) -> pl.DataFrame:
+def launch_frame(
+    dumps: Sequence[Dump], requests: Sequence[dict[str, Any]], steps: pl.DataFrame
+) -> pl.DataFrame:
     """Put the launch records of all processes in one frame and derive what they imply.
 
     Args:
         dumps: launch files, one per process, records in publish order.
         requests: lines of requests.jsonl.
+        steps: from `step_frame`.
 
     Returns:
         One row per record: the ABI's columns, `process_id`, and derived: `launch_index` (row
         number), `expected_blocks`, `is_graph_node`, `is_patched`, `is_stamped`, `join_stamp` (what
         its events carry), `shares_join_key` (telling it from others needs counting),
-        `request_index` (of the measured request, else null), `first_of_exec` and
-        `first_of_replay` (a `launch_index` that names exec and replay; null for plain launches),
-        `layer_index` from 0 (rank in its replay) and `decode_step` from 1 (rank of its replay in
-        the measured request).
+        `measured_stretch` and `is_measured` (submitted while measured requests were under way),
+        `request_index` (of the measured request if it alone was under way in its stretch),
+        `first_of_exec` and `first_of_replay` (a `launch_index` that names exec and replay; null
+        for plain launches), `step_kind` (of the step that `step_stamp` names; null if none is
+        known), `layer_index` from 0 and `layer_rank_source` (`replay`: rank of a graph node in its
+        replay; `step`: rank of a plain launch among the same kernel's of its step; else null), and
+        `decode_step` from 1 (rank of its replay in the measured request).
 
     Units: `host_monotonic_ns` in ns of CLOCK_MONOTONIC, as in `requests`. Assumes: a replay's
-    records are published in the order of its nodes. Source: dump ABI v1, kvtrace_launch_record.
+    records are published in the order of its nodes, and a step's in the order of layers. Source:
+    dump ABI v1, kvtrace_launch_record.
     """
     empty = pl.DataFrame(schema=record_schema(abi.LAUNCHES_STRUCT) | {PROCESS_ID: pl.UInt32})
     frames = [
@@ -49,36 +61,20 @@ def launch_frame(dumps: Sequence[Dump], requests: Sequence[dict[str, Any]]) -> p
         for dump in dumps
     ]
     launches = pl.concat([empty, *frames]).with_row_index(LAUNCH_INDEX)
-    return _with_replays(_with_geometry(launches).with_columns(_request_index(requests)))
-
-
-def measured_windows(requests: Sequence[dict[str, Any]]) -> list[tuple[int, int, int]]:
-    """Return (request_index, begin, end) of each measured request, ns of CLOCK_MONOTONIC.
-
-    A request that never ended has an end in the far future.
-    """
-    return [
-        (
-            request["request_index"],
-            request["host_monotonic_begin_ns"],
-            request.get("host_monotonic_end_ns") or _MAX_UINT64,
-        )
-        for request in requests
-        if request.get("role") == "measured" and request.get("host_monotonic_begin_ns")
-    ]
-
-
-def _request_index(requests: Sequence[dict[str, Any]]) -> pl.Expr:
-    launched = pl.col("host_monotonic_ns")
-    return pl.coalesce(
-        pl.lit(None, pl.UInt32),
-        *(
-            pl.when(launched.is_between(pl.lit(begin, pl.UInt64), pl.lit(end, pl.UInt64))).then(
-                pl.lit(index, pl.UInt32)
-            )
-            for index, begin, end in measured_windows(requests)
-        ),
-    ).alias(REQUEST_INDEX)
+    launches = with_stretches(_with_geometry(launches), requests).with_columns(
+        pl.col(STRETCH).is_not_null().alias(IS_MEASURED)
+    )
+    if steps.is_empty():
+        # A column of one value takes no memory, one that a join makes does.
+        return _with_replays(launches.with_columns(pl.lit(None, pl.String).alias(STEP_KIND)))
+    kinds = launches.select(STEP_KEY).join(
+        steps.select(*STEP_KEY, STEP_KIND),
+        on=STEP_KEY,
+        how="left",
+        maintain_order="left",
+        validate="m:1",
+    )
+    return _with_replays(launches.with_columns(kinds[STEP_KIND]))
 
 
 def _with_geometry(launches: pl.DataFrame) -> pl.DataFrame:
@@ -96,8 +92,10 @@ def _with_geometry(launches: pl.DataFrame) -> pl.DataFrame:
 
 def _with_replays(launches: pl.DataFrame) -> pl.DataFrame:
     index = pl.col(LAUNCH_INDEX)
+    number = pl.int_range(pl.len(), dtype=pl.UInt32)
     is_graph_node = pl.col("is_graph_node")
     request_key = (PROCESS_ID, CONTEXT_INDEX, REQUEST_INDEX)
+    in_step = ~is_graph_node & pl.col(STEP_KIND).is_not_null()
     in_request = is_graph_node & pl.col(REQUEST_INDEX).is_not_null()
     return (
         launches.with_columns(
@@ -107,8 +105,16 @@ def _with_replays(launches: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(
             pl.when(is_graph_node)
-            .then(pl.int_range(pl.len(), dtype=pl.UInt32).over("first_of_replay"))
+            .then(number.over("first_of_replay"))
+            .when(in_step)
+            .then(number.over(*_STEP_RANK_KEY, "is_graph_node"))
             .alias(LAYER_INDEX),
+            pl.when(is_graph_node)
+            .then(pl.lit("replay"))
+            .when(in_step)
+            .then(pl.lit("step"))
+            .cast(_RANK_SOURCES)
+            .alias("layer_rank_source"),
             pl.when(in_request).then("first_of_replay").alias("replay_in_request"),
         )
         .with_columns(

@@ -1,21 +1,23 @@
-"""Which launch each block event belongs to: the join that everything else rests on."""
+"""Which launch each event belongs to: the join that everything else rests on."""
 
 from itertools import accumulate
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import SLICE_EVENTS
+from kvtrace_cli.analysis.joined import SLICE_EVENTS, entries_of, has_stores, is_store
+from kvtrace_cli.analysis.store_join import join_stores
 from kvtrace_cli.dumps.schema import LAUNCH_INDEX
 
 _MAX_UINT32 = (1 << 32) - 1
 
 
-def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """Give each block event of one context to a launch and say whether that launch asks for it.
+def match_events(events: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Give each event of one context to a launch and say whether that launch asks for it.
 
-    Events and launches meet on the grid id and the launch stamp. Where several launches share
-    both (no stamps, or stamps that came round), the k-th group of a launch's expected blocks, in
-    sequence order, belongs to the k-th launch in publish order.
+    Block entries and launches meet on the grid id and the launch stamp. Where several launches
+    share both (no stamps, or stamps that came round), the k-th group of a launch's expected blocks,
+    in sequence order, belongs to the k-th launch in publish order. Stores go to the launch of their
+    block's entry: see `join_stores`.
 
     Args:
         events: one row per event of the context, in sequence order.
@@ -23,8 +25,8 @@ def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.Serie
 
     Returns:
         Of each event its `launch_index` (null: no launch has room for it), and `matched`: true for
-        exactly one event for each block index inside the launch's grid, so a repeated or
-        out-of-range block index is not matched.
+        exactly one entry for each block index inside the launch's grid, so a repeated or
+        out-of-range block index is not matched; and for each store of a block that entered.
 
     Units: block indices. Assumes: replays of one graph exec never overlap; with counting, that no
     event is missing. Source: dump ABI v1, kvtrace_block_event and kvtrace_launch_record.
@@ -32,18 +34,51 @@ def match_blocks(events: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.Serie
     matcher = _Matcher(launches)
     parts = [
         matcher.join(events.head(0)),
-        *(matcher.join(part) for part in events.iter_slices(SLICE_EVENTS)),
+        *(matcher.join(entries_of(part)) for part in events.iter_slices(SLICE_EVENTS)),
     ]
-    return pl.concat(part[LAUNCH_INDEX] for part in parts), _first_entries(parts)
+    launch_index = pl.concat(part[LAUNCH_INDEX] for part in parts)
+    matched = _first_entries(parts)
+    if not has_stores(events):
+        return launch_index, matched
+    joined = join_stores(events, launch_index, pl.concat(part["block_number"] for part in parts))
+    return _put_together(events, (launch_index, matched), joined)
+
+
+def _put_together(
+    events: pl.DataFrame,
+    of_entries: tuple[pl.Series, pl.Series],
+    of_stores: tuple[pl.Series, pl.Series],
+) -> tuple[pl.Series, pl.Series]:
+    """Return what is known of entries and of stores in the order of all events."""
+    entries_before = stores_before = 0
+    parts = []
+    for part in events.iter_slices(SLICE_EVENTS):
+        stores = part.select(is_store()).to_series()
+        count = int(stores.sum())
+        order = pl.concat([(~stores).arg_true(), stores.arg_true()]).arg_sort()
+        known = [
+            pl.concat(
+                [
+                    entries.slice(entries_before, part.height - count),
+                    others.slice(stores_before, count),
+                ]
+            ).gather(order)
+            for entries, others in zip(of_entries, of_stores, strict=True)
+        ]
+        parts.append(known)
+        entries_before += part.height - count
+        stores_before += count
+    launch_index, matched = (pl.concat(column) for column in zip(*parts, strict=True))
+    return launch_index, matched
 
 
 def count_same_by_order(launch_index: pl.Series, launches: pl.DataFrame) -> int:
-    """Count the events that the join by order of atomics gives to the same launch.
+    """Count the block entries that the join by order of atomics gives to the same launch.
 
-    By order, the n-th event belongs to the n-th expected block.
+    By order, the n-th entry belongs to the n-th expected block.
 
     Args:
-        launch_index: of each event of one context, in sequence order, from `match_blocks`.
+        launch_index: of each block entry of one context, in sequence order.
         launches: the context's launches with `is_patched`, in publish order.
 
     Assumes: one stream and no missing event; otherwise it gives wrong launches.

@@ -5,7 +5,8 @@ from enum import Enum
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import JoinedEvents, all_events
+from kvtrace_cli.analysis.joined import JoinedEvents, all_entries
+from kvtrace_cli.analysis.kernel_names import kernel_title
 from kvtrace_cli.dumps.schema import DECODE_STEP, LAUNCH_INDEX, LAYER_INDEX
 
 
@@ -87,9 +88,11 @@ class GraphShape:
 class FileBooks:
     """One dump file: what its header claims and what its records show.
 
-    `expected_blocks` and `books_balance` are None for launch files. The blocks of dropped launch
-    records are expected too, if the injector could still count them; if not, `expected_blocks` is
-    only a lower bound and `books_balance` is None.
+    `written` and `dropped` count all records; `stores_written` and `stores_dropped` those of them
+    that are stores to memory, so that the rest are block entries. `stores_dropped` is None if
+    nobody knows. `expected_blocks` and `books_balance` are None for launch files. The blocks of
+    dropped launch records are expected too, if the injector could still count them; if not,
+    `expected_blocks` is only a lower bound and `books_balance` is None.
     """
 
     name: str
@@ -104,6 +107,31 @@ class FileBooks:
     flags: tuple[str, ...]
     first_failure_site: str
     first_failure_result: int
+    stores_written: int = 0
+    stores_dropped: int | None = 0
+
+    @property
+    def entries_written(self) -> int:
+        """Records that are block entries."""
+        return self.written - self.stores_written
+
+    @property
+    def entries_dropped(self) -> int | None:
+        """Block entries that found no space; None if nobody knows."""
+        return None if self.stores_dropped is None else self.dropped - self.stores_dropped
+
+
+@dataclass(frozen=True)
+class StoreCounts:
+    """Recorded stores to memory; those that matched are of a block that entered for a launch."""
+
+    recorded: int
+    matched: int
+
+    @property
+    def unexpected(self) -> int:
+        """Stores without a launch, or of a block that never entered."""
+        return self.recorded - self.matched
 
 
 @dataclass(frozen=True)
@@ -116,6 +144,76 @@ class KernelEvidence:
     name: str | None
     entry_points: int
     matched_blocks: int
+
+    @property
+    def title(self) -> str:
+        """The name as people know it, or the slot's number."""
+        return kernel_title(self.name) or f"kernel slot {self.kernel_slot}"
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Block entries, or stores, by what their row of the batch was.
+
+    `owned` rows are of requests, the engine's own warm-up requests among them (`engine_own`);
+    `unknown` ones belong to no known step, or to a kernel whose rows are not known.
+    """
+
+    owned: int = 0
+    engine_own: int = 0
+    padding: int = 0
+    dummy: int = 0
+    draft: int = 0
+    unknown: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them; `engine_own` is a part of `owned`."""
+        return self.owned + self.padding + self.dummy + self.draft + self.unknown
+
+
+@dataclass(frozen=True)
+class RequestWrites:
+    """What the rows of one request did, over all processes that ran it.
+
+    `request_index` is that of requests.jsonl, None for requests of others. `positions` counts the
+    token positions that its steps computed, `cached_positions` those that were found in the prefix
+    cache. `expected` is positions times layers; `entered`, `k_written` and `v_written` count the
+    pairs of position and layer that have an entered block, a store to K, a store to V. The last two
+    are None if stores were not recorded or the process has no layout. `lacks` says what is missing.
+    """
+
+    request_index: int | None
+    request_id: str
+    is_engine_own: bool
+    prompt_tokens: int | None
+    returned_tokens: int | None
+    cached_positions: int
+    positions: int
+    layers: int
+    expected: int
+    entered: int
+    k_written: int | None
+    v_written: int | None
+    lacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Whose the rows were that entered and wrote; everything is empty without recorded steps.
+
+    `tokens` has one row per process, request and position: `process_id`, `request_id`, `position`,
+    `layers` (expected), `layers_entered`, `k_layers`, `v_layers` (null: not recorded).
+    """
+
+    has_steps: bool
+    measured: RowCounts | None
+    whole_life: RowCounts
+    measured_stores: RowCounts | None
+    stores: RowCounts | None
+    requests: tuple[RequestWrites, ...]
+    notes: tuple[str, ...]
+    tokens: pl.DataFrame = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -139,9 +237,10 @@ class OrderJoin:
 class Reconciliation:
     """Everything that `kvtrace reconcile` concludes from a recording.
 
-    Frames: `block_events` has one row per event with the launch it was joined to (`launch_index`,
-    null if none) and whether it was `matched`; `launches` has one row per launch record with its
-    counts. Both have the derived `layer_index` and `decode_step`.
+    Frames: `block_events` has one row per block entry with the launch it was joined to
+    (`launch_index`, null if none) and whether it was `matched`; `launches` has one row per launch
+    record with its counts. Both have the derived `layer_index` and `decode_step`. `stores` is None
+    if stores to memory were not recorded.
     """
 
     verdict: Verdict
@@ -151,6 +250,7 @@ class Reconciliation:
     incomplete: bool
     graph_join_method: str | None
     measured: Section | None
+    measured_requests: int
     whole_life: Section
     measured_graphs: tuple[GraphShape, ...]
     graphs: tuple[GraphShape, ...]
@@ -158,14 +258,15 @@ class Reconciliation:
     kernels: tuple[KernelEvidence, ...]
     kernel_disagreements: int
     order_join: OrderJoin
+    stores: StoreCounts | None
     unjudged_processes: tuple[int, ...]
     contexts: tuple[JoinedEvents, ...] = field(compare=False, repr=False)
     launches: pl.DataFrame = field(compare=False, repr=False)
 
     @property
     def block_events(self) -> pl.DataFrame:
-        """All events in one frame, made when asked for: it is as large as the recording."""
+        """All block entries in one frame, made when asked for: it is as large as the recording."""
         steps = self.launches.select(LAUNCH_INDEX, LAYER_INDEX, DECODE_STEP)
-        return all_events(self.contexts).join(
+        return all_entries(self.contexts).join(
             steps, on=LAUNCH_INDEX, how="left", maintain_order="left", validate="m:1"
         )

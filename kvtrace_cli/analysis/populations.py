@@ -1,12 +1,14 @@
 """Counting blocks per launch and per population."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import JoinedEvents, slices
+from kvtrace_cli.analysis.joined import JoinedEvents, slices, store_slices
+from kvtrace_cli.analysis.launches import IS_MEASURED
 from kvtrace_cli.analysis.model import Population, Section
-from kvtrace_cli.dumps.schema import LAUNCH_INDEX, REQUEST_INDEX, SEQUENCE
+from kvtrace_cli.dumps.schema import LAUNCH_INDEX, SEQUENCE
 
 
 def with_outcomes(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
@@ -19,20 +21,49 @@ def with_outcomes(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> p
     Returns:
         `launches` with `matched_blocks`, `unexpected_blocks` (its key, but a repeated or
         out-of-range block index), and of the matched ones `first_sequence`, `last_sequence`,
-        `first_globaltimer_ns`, `last_globaltimer_ns` (null without any).
+        `first_globaltimer_ns`, `last_globaltimer_ns` (null without any); and `stores`, with
+        `first_store_sequence` and `last_store_sequence`.
 
     Units: ns of %globaltimer at block entry.
     """
     nothing = JoinedEvents.nothing().frame()
-    parts = pl.concat([_outcomes(part) for part in (nothing, *slices(contexts))])
+    parts = pl.concat(_outcomes(part) for part in chain([nothing], slices(contexts)))
     outcomes = parts.group_by(LAUNCH_INDEX).agg(
         pl.col("matched_blocks", "unexpected_blocks").sum(),
         pl.col("first_sequence", "first_globaltimer_ns").min(),
         pl.col("last_sequence", "last_globaltimer_ns").max(),
     )
-    return launches.join(
+    launches = launches.join(
         outcomes, on=LAUNCH_INDEX, how="left", validate="1:1", maintain_order="left"
     ).with_columns(pl.col("matched_blocks", "unexpected_blocks").fill_null(0))
+    stores = pl.concat(_stores(part) for part in chain([nothing], store_slices(contexts)))
+    if stores.is_empty():
+        # A column of one value takes no memory, one that a join makes does.
+        return launches.with_columns(
+            pl.lit(None if name.endswith("sequence") else 0, dtype).alias(name)
+            for name, dtype in stores.schema.items()
+            if name != LAUNCH_INDEX
+        )
+    stores = stores.group_by(LAUNCH_INDEX).agg(
+        pl.col("stores").sum(),
+        pl.col("first_store_sequence").min(),
+        pl.col("last_store_sequence").max(),
+    )
+    return launches.join(
+        stores, on=LAUNCH_INDEX, how="left", validate="1:1", maintain_order="left"
+    ).with_columns(pl.col("stores").fill_null(0))
+
+
+def _stores(stores: pl.DataFrame) -> pl.DataFrame:
+    return (
+        stores.filter("matched")
+        .group_by(LAUNCH_INDEX)
+        .agg(
+            pl.len().cast(pl.UInt64).alias("stores"),
+            pl.col(SEQUENCE).min().alias("first_store_sequence"),
+            pl.col(SEQUENCE).max().alias("last_store_sequence"),
+        )
+    )
 
 
 def _outcomes(block_events: pl.DataFrame) -> pl.DataFrame:
@@ -76,7 +107,7 @@ def measured(launches: pl.DataFrame) -> Section:
 
     Events without a launch have no host time, so they appear in the whole life only.
     """
-    inside = launches.filter(pl.col(REQUEST_INDEX).is_not_null())
+    inside = launches.filter(IS_MEASURED)
     return Section(
         _population(inside.filter("is_graph_node")),
         _population(inside.filter(~pl.col("is_graph_node"))),

@@ -4,8 +4,15 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from kvtrace_cli.analysis.launches import measured_windows
-from kvtrace_cli.analysis.model import FileBooks, OrderJoin, Population, Section, Verdict
+from kvtrace_cli.analysis.measured import measured_windows
+from kvtrace_cli.analysis.model import (
+    FileBooks,
+    OrderJoin,
+    Population,
+    Section,
+    StoreCounts,
+    Verdict,
+)
 from kvtrace_cli.dumps.schema import Recording, unbound_functions
 
 _HTTP_OK = 200
@@ -16,7 +23,9 @@ def judge(
     files: tuple[FileBooks, ...],
     whole_life: Section,
     measured: Section | None,
+    *,
     kernel_disagreements: int,
+    stores: StoreCounts | None,
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and every reason for it, one plain sentence each.
 
@@ -28,6 +37,11 @@ def judge(
         *_population_mismatches("plain-launch", whole_life.plain_launches),
         *_file_mismatches(files),
     ]
+    if stores and stores.unexpected:
+        mismatches.append(
+            f"{stores.unexpected} of {stores.recorded} stores are of no block that entered for a "
+            "recorded launch."
+        )
     if kernel_disagreements:
         mismatches.append(
             f"{kernel_disagreements} program counters stand for different kernels in different "
@@ -61,7 +75,12 @@ def notes(
             f"{order.total - order.matches} of {order.total} blocks to another launch."
         )
     for books in files:
-        if books.expected_blocks is not None and books.books_balance is None:
+        if books.stores_dropped is None:
+            found.append(
+                f"{books.name}: how many of its {books.dropped} drops were stores is not known, so "
+                "its books cannot be balanced."
+            )
+        elif books.expected_blocks is not None and books.books_balance is None:
             found.append(
                 f"{books.name}: launch records were dropped, so its {books.expected_blocks} "
                 "expected blocks are only a lower bound."
@@ -106,8 +125,8 @@ def _file_mismatches(files: tuple[FileBooks, ...]) -> Iterator[str]:
             yield f"{books.name}: {books.sequence_gaps} sequences are missing between its events."
         if books.books_balance is False:
             yield (
-                f"{books.name}: {books.expected_blocks} blocks expected, but {books.written} "
-                f"written and {books.dropped} dropped."
+                f"{books.name}: {books.expected_blocks} blocks expected, but "
+                f"{books.entries_written} written and {books.entries_dropped} dropped."
             )
 
 

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from kvtrace_cli import console
-from kvtrace_cli.analysis.model import Reconciliation, Verdict
+from kvtrace_cli.analysis.attribution import attribute
+from kvtrace_cli.analysis.model import Attribution, Reconciliation, Verdict
 from kvtrace_cli.analysis.reconcile import reconcile as reconcile_recording
+from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir, open_run_dir
 from kvtrace_cli.errors import ExitCode
@@ -60,12 +62,15 @@ def reconcile_run(run_dir: Path, *, allow_incomplete: bool, as_json: bool) -> Ex
     opened = open_run_dir(run_dir, allow_incomplete=allow_incomplete)
     recording = read_recording(opened)
     result = reconcile_recording(recording)
-    _write_summary(opened, summary_document(result, recording.manifest))
+    attribution = attribute(result, recording, step_tables(recording))
+    _write_summary(opened, summary_document(result, attribution, recording.manifest))
     if as_json:
-        document = {"run_dir": str(run_dir)} | report_document(result, recording.manifest)
+        document = {"run_dir": str(run_dir)} | report_document(
+            result, attribution, recording.manifest
+        )
         typer.echo(json.dumps(document, indent=2))
     else:
-        _print_tables(result)
+        _print_tables(result, attribution)
     return _EXIT_CODES[result.verdict]
 
 
@@ -77,7 +82,7 @@ def _write_summary(run_dir: RunDir, document: dict[str, Any]) -> None:
         console.err.print(message, markup=False, soft_wrap=True)
 
 
-def _print_tables(result: Reconciliation) -> None:
-    for table in reconciliation_tables(result):
+def _print_tables(result: Reconciliation, attribution: Attribution) -> None:
+    for table in reconciliation_tables(result, attribution):
         console.out.print(table)
         console.out.print()

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import polars as pl
 
-from kvtrace_cli.dumps.schema import SEQUENCE, SEQUENCE_MODULUS, FileHeader, event_schema
+from kvtrace_cli.dumps import abi
+from kvtrace_cli.dumps.schema import (
+    SEQUENCE,
+    SEQUENCE_MODULUS,
+    FileHeader,
+    event_schema,
+    short_name,
+)
 from kvtrace_cli.errors import DumpFormatError
 
 
@@ -24,8 +31,10 @@ class EventCheck:
         """Return the piece with its sequences and without its tags.
 
         Raises:
-            DumpFormatError: tags differ, step back, or do not follow from the sequence.
+            DumpFormatError: an event is of an unknown kind, or tags differ, step back, or do not
+                follow from the sequence.
         """
+        self._check_kinds(piece)
         with_sequence = self._with_sequence(piece)
         self._check_tags(with_sequence)
         self._position += piece.height
@@ -33,6 +42,17 @@ class EventCheck:
         self._last_low = piece["sequence_low"][-1]
         self._last_tag = piece[_tags(piece)[0]][-1]
         return with_sequence.select(*event_schema())
+
+    def _check_kinds(self, piece: pl.DataFrame) -> None:
+        known = abi.enumerators("kvtrace_event_kind")
+        strange = piece.select((~pl.col("event_kind").is_in(list(known))).arg_true()).to_series()
+        if len(strange):
+            kinds = ", ".join(f"{kind} ({short_name(known[kind])})" for kind in sorted(known))
+            raise DumpFormatError(
+                f"{self._path}: event {self._position + strange[0]} is of kind "
+                f"{piece['event_kind'][strange[0]]}, expected {kinds}; the file is damaged or of a "
+                "newer kvtrace, copy it again or record again"
+            )
 
     def _with_sequence(self, piece: pl.DataFrame) -> pl.DataFrame:
         """Add the full sequence: the sum of the steps of its low 16 bits, which start from 0.

@@ -9,6 +9,7 @@ from kvtrace_cli.dumps.run_dir import (
     read_requests,
 )
 from kvtrace_cli.dumps.schema import Dump, Recording
+from kvtrace_cli.dumps.steps import read_steps
 from kvtrace_cli.errors import DumpFormatError, RunDirError
 
 
@@ -16,8 +17,8 @@ def read_recording(run_dir: RunDir) -> Recording:
     """Read every file of a run directory that reconciling needs.
 
     Raises:
-        RunDirError: the manifest, a journal or the requests cannot be read, or a process has an
-            event file without a launch file.
+        RunDirError: the manifest, a journal, the requests, steps or a layout cannot be read, or a
+            process has an event file without a launch file.
         DumpFormatError: a dump is damaged, of another ABI version, or has another file's name.
     """
     manifest = read_manifest(run_dir)
@@ -33,6 +34,7 @@ def read_recording(run_dir: RunDir) -> Recording:
         journal=read_journal(run_dir),
         events=events,
         launches=launches,
+        steps=read_steps(run_dir),
     )
 
 

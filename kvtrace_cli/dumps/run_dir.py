@@ -1,16 +1,17 @@
 """The files of a run directory: their names, and reading those that are no dumps."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtrace_cli.dumps.json_lines import numbered_objects, parsed, text_of
 from kvtrace_cli.errors import RunDirError
 
 _DUMP_NAME = re.compile(r"(?P<pid>\d+)(?:-(?P<context>\d+)\.events|\.launches)\.kvt(?:\.gz)?")
 _JOURNAL_SUFFIX = ".journal.jsonl"
+_STEPS_NAME = re.compile(r"(?P<pid>\d{1,9})\.(?P<what>steps\.jsonl|layout\.json)(?:\.gz)?")
 # What readers count with: whole numbers up to this, or null, in requests and journals.
 _LARGEST = {
     "request_index": 2**32 - 1,
@@ -21,6 +22,7 @@ _LARGEST = {
     "kernel_slot": 2**32 - 1,
     "pc": 2**64 - 1,
     "blocks_of_dropped": 2**63 - 1,
+    "stores_dropped": 2**63 - 1,
 }
 _TEXTS = ("event", "role", "name")
 
@@ -97,16 +99,45 @@ class RunDir:
         found = self.raw.glob(f"[0-9]*{_JOURNAL_SUFFIX}")
         return sorted(found, key=lambda path: (len(path.name), path.name))
 
+    def step_files(self) -> dict[int, Path]:
+        """Return the engine plug-in's steps of each process.
+
+        Raises:
+            RunDirError: a file is there twice, packed and not.
+        """
+        return self._of_plugin("steps.jsonl")
+
+    def layout_files(self) -> dict[int, Path]:
+        """Return the engine plug-in's layout of each process.
+
+        Raises:
+            RunDirError: a file is there twice, packed and not.
+        """
+        return self._of_plugin("layout.json")
+
+    def _of_plugin(self, what: str) -> dict[int, Path]:
+        found = [
+            (int(match["pid"]), path)
+            for path in sorted(self.raw.glob(f"*.{what}*"))
+            if (match := _STEPS_NAME.fullmatch(path.name)) and match["what"] == what
+        ]
+        _refuse_twice(path for _, path in found)
+        return dict(sorted(found))
+
     def _dumps(self, ending: str) -> list[Path]:
         found = [path for path in self.raw.glob("*.kvt*") if _DUMP_NAME.fullmatch(path.name)]
         chosen = {dump_origin(path): path for path in found if ending in path.name}
-        for path in found:
-            if path.suffix == ".gz" and path.with_suffix("").exists():
-                raise RunDirError(
-                    f"{path}: the same file is also there unpacked, so it would count twice; "
-                    "remove one of the two"
-                )
+        _refuse_twice(found)
         return [chosen[origin] for origin in sorted(chosen)]
+
+
+def _refuse_twice(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.suffix == ".gz" and path.with_suffix("").exists():
+            raise RunDirError(
+                f"{path}: the same file is also there unpacked, so it would count twice; "
+                "remove one of the two"
+            )
 
 
 def dump_origin(path: Path) -> tuple[int, int]:
@@ -150,7 +181,7 @@ def read_manifest(run_dir: RunDir) -> dict[str, Any]:
         RunDirError: it is missing, or no JSON object.
     """
     path = run_dir.manifest
-    manifest = _parsed(path, _text(path))
+    manifest = parsed(path, text_of(path))
     if not isinstance(manifest, dict):
         raise RunDirError(
             f"{path}: a JSON {type(manifest).__name__}, expected an object; record again"
@@ -191,18 +222,7 @@ def read_journal(run_dir: RunDir) -> tuple[dict[str, Any], ...]:
 
 
 def _read_lines(path: Path) -> Iterable[dict[str, Any]]:
-    *whole, last = _text(path).split("\n")
-    lines = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
-    # A writer that was killed leaves a last line without its newline: whole or torn.
-    if last and _is_json(last):
-        lines.append((len(whole) + 1, last))
-    for number, line in lines:
-        value = _parsed(path, line, number)
-        if not isinstance(value, dict):
-            raise RunDirError(
-                f"{path}: line {number} is a JSON {type(value).__name__}, expected an object; "
-                "the file is damaged, record again"
-            )
+    for number, value in numbered_objects(path):
         _check_fields(path, number, value)
         yield value
 
@@ -222,31 +242,3 @@ def _check_fields(path: Path, line: int, record: dict[str, Any]) -> None:
                 f"{path}: line {line} has {name} {value!r}, expected a whole number up to "
                 f"{largest} or null; the file is damaged, record again"
             )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RunDirError(
-            f"{path}: cannot be read ({error.strerror}); a run directory has this file, "
-            "copy the directory again or record again"
-        ) from error
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _parsed(path: Path, text: str, line: int = 1) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RunDirError(
-            f"{path}: no JSON in line {line + error.lineno - 1} ({error.msg}); "
-            "the file is damaged, copy it again or record again"
-        ) from error

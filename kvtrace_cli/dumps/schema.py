@@ -57,11 +57,61 @@ class Dump:
 
 
 @dataclass(frozen=True)
+class KvGroup:
+    """A KV-cache group: tokens of the scheduler's and of the tensors' KV blocks, and its layers."""
+
+    block_size: int
+    kernel_block_size: int
+    layer_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KvTensor:
+    """One view that kernels write; `shape` and `stride` in elements, `axes` as docs/format.md."""
+
+    layer_name: str
+    layer_index: int
+    group: int
+    role: str
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    axes: tuple[str, ...] | None
+    dtype: str
+    element_size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the KV tensors of a process are; `num_blocks` counts the KV blocks of a group."""
+
+    num_blocks: int
+    null_block: int | None
+    groups: tuple[KvGroup, ...]
+    tensors: tuple[KvTensor, ...]
+
+
+@dataclass(frozen=True)
+class ProcessSteps:
+    """What the engine plug-in wrote in one process, checked.
+
+    `started` is None if the process was killed before its first line; `lines` are the later ones
+    whose event is `step`, `idle` or `failed`, in order.
+    """
+
+    process_id: int
+    started: dict[str, Any] | None
+    lines: tuple[dict[str, Any], ...]
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
 class Recording:
     """Everything a run directory holds.
 
     `requests` and `journal` have one dict a line, with the fields of docs/format.md; each line of
-    `journal` also has the `process_id` that its file's name gives.
+    `journal` also has the `process_id` that its file's name gives. `steps` has the processes in
+    which the engine plug-in ran.
     """
 
     incomplete: bool
@@ -70,6 +120,7 @@ class Recording:
     journal: tuple[dict[str, Any], ...]
     events: tuple[Dump, ...]
     launches: tuple[Dump, ...]
+    steps: tuple[ProcessSteps, ...] = ()
 
 
 def record_schema(struct: str) -> dict[str, type[pl.DataType]]:

@@ -4,20 +4,32 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvtrace_cli import __version__
-from kvtrace_cli.analysis.model import GraphShape, Population, Reconciliation, Section
+from kvtrace_cli.analysis.model import (
+    Attribution,
+    GraphShape,
+    Population,
+    Reconciliation,
+    RequestWrites,
+    RowCounts,
+    Section,
+)
 
 SCHEMA_VERSION: Final = 1
 
+# What the engine chose, so that it differs from run to run.
+_ENGINES: Final = ("request_id", "is_engine_own")
 _ADDRESSES: Final = ("graph_exec", "process_id")
 # Times are shown to the nanosecond, which is finer than the timer's steps.
 _MS_DIGITS: Final = 6
 
 
-def summary_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[str, Any]:
+def summary_document(
+    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any]
+) -> dict[str, Any]:
     """Return what summary.json holds: small, and the same for two runs that behaved the same.
 
     Spans and gaps are in ms on the GPU globaltimer. Nothing in it is an address, a process id or an
-    absolute time, except where a reason names a file.
+    absolute time, or an id that the engine drew, except where a reason names a file.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -29,6 +41,7 @@ def summary_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[s
         **_provenance(manifest),
         "graph_join_method": result.graph_join_method,
         "measured_request": _section(result.measured),
+        "measured_requests": result.measured_requests,
         "whole_life": _section(result.whole_life),
         "measured_graphs": [_graph(shape) for shape in result.measured_graphs],
         "graphs": [_graph(shape) for shape in result.graphs],
@@ -36,20 +49,68 @@ def summary_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[s
         "kernels": _kernels(result),
         "kernel_disagreements": result.kernel_disagreements,
         "order_join": asdict(result.order_join) | {"agrees": result.order_join.agrees},
+        "stores": _stores(result),
+        "attribution": _attribution(attribution) if attribution.has_steps else None,
     }
 
 
-def report_document(result: Reconciliation, manifest: dict[str, Any]) -> dict[str, Any]:
+def report_document(
+    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any]
+) -> dict[str, Any]:
     """Return what `kvtrace reconcile --json` prints: the summary and what is true of one run only.
 
-    Adds `notes`, the books of every file, the kernels of every context, and the processes that
-    were not judged.
+    Adds `notes`, the books of every file, the kernels of every context, the processes that were
+    not judged, and every request that the engine ran, by the engine's id.
     """
-    return summary_document(result, manifest) | {
-        "notes": list(result.notes),
+    return summary_document(result, attribution, manifest) | {
+        "notes": [*result.notes, *attribution.notes],
         "files": [asdict(books) for books in result.files],
         "context_kernels": [asdict(kernel) for kernel in result.kernels],
         "unjudged_processes": list(result.unjudged_processes),
+        "requests": [_request(request) for request in attribution.requests],
+    }
+
+
+def _stores(result: Reconciliation) -> dict[str, int] | None:
+    if result.stores is None:
+        return None
+    return asdict(result.stores) | {"unexpected": result.stores.unexpected}
+
+
+def _attribution(attribution: Attribution) -> dict[str, Any]:
+    """Rows by owner, our requests one by one, all others added up."""
+    ours = [request for request in attribution.requests if request.request_index is not None]
+    others = [request for request in attribution.requests if request.request_index is None]
+    engine_own = [request for request in others if request.is_engine_own]
+    return {
+        "measured_rows": _rows(attribution.measured),
+        "rows": _rows(attribution.whole_life),
+        "measured_stores": _rows(attribution.measured_stores),
+        "stores": _rows(attribution.stores),
+        "requests": [
+            {name: value for name, value in _request(request).items() if name not in _ENGINES}
+            for request in ours
+        ],
+        "engine_own_requests": _added_up(engine_own),
+        "other_requests": _added_up([request for request in others if request not in engine_own]),
+    }
+
+
+def _rows(counts: RowCounts | None) -> dict[str, int] | None:
+    return asdict(counts) if counts else None
+
+
+def _request(request: RequestWrites) -> dict[str, Any]:
+    return asdict(request) | {"lacks": list(request.lacks), "complete": not request.lacks}
+
+
+def _added_up(requests: list[RequestWrites]) -> dict[str, int]:
+    return {
+        "requests": len(requests),
+        "complete": sum(not request.lacks for request in requests),
+        "positions": sum(request.positions for request in requests),
+        "expected": sum(request.expected for request in requests),
+        "entered": sum(request.entered for request in requests),
     }
 
 

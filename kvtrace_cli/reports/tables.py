@@ -1,6 +1,5 @@
 """Results as rich tables that are readable at 80 columns."""
 
-import re
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -8,14 +7,18 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.model import (
+    Attribution,
     Durations,
     FileBooks,
     GraphShape,
     Population,
     Reconciliation,
     Section,
+    StoreCounts,
     Verdict,
 )
+from kvtrace_cli.reports.cells import count, fault_count, marked_title, new_table
+from kvtrace_cli.reports.request_tables import attribution_tables
 
 _VERDICT_STYLES = {
     Verdict.AGREES: "bold green",
@@ -25,28 +28,33 @@ _VERDICT_STYLES = {
 _NONE = "-"
 
 
-def reconciliation_tables(result: Reconciliation) -> Iterator[RenderableType]:
+def reconciliation_tables(
+    result: Reconciliation, attribution: Attribution | None = None
+) -> Iterator[RenderableType]:
     """Yield what `kvtrace reconcile` prints, top to bottom; the verdict comes last."""
     yield _blocks_table(result)
     shapes = result.measured_graphs or result.graphs
     if shapes:
-        stretch = "measured request" if result.measured_graphs else "whole life"
-        yield _graphs_table(shapes, _title(result, f"Graph replays, {stretch}"))
+        stretch = _measured(result) if result.measured_graphs else "whole life"
+        yield _graphs_table(shapes, marked_title(result, f"Graph replays, {stretch}"))
         yield _times_table(shapes)
+    if attribution and attribution.has_steps:
+        yield from attribution_tables(result, attribution, _measured(result))
     if result.files:
         yield _files_table(result.files)
     yield _checks_table(result)
     yield _verdict(result)
-    if result.reasons or result.notes:
-        yield _remarks(result)
+    notes = (*result.notes, *(attribution.notes if attribution else ()))
+    if result.reasons or notes:
+        yield _remarks(result.reasons, notes)
 
 
-def _title(result: Reconciliation, title: str) -> str:
-    return f"{title} (EMULATED)" if result.emulated else title
+def _measured(result: Reconciliation) -> str:
+    return "measured requests" if result.measured_requests > 1 else "measured request"
 
 
 def _blocks_table(result: Reconciliation) -> Table:
-    table = _table(_title(result, "Thread blocks that entered a KV-cache kernel"))
+    table = new_table(marked_title(result, "Thread blocks that entered a KV-cache kernel"))
     table.add_column("stretch")
     table.add_column("launch")
     unpatched = _has_unpatched(result)
@@ -63,7 +71,7 @@ def _blocks_table(result: Reconciliation) -> Table:
 
 def _sections(result: Reconciliation) -> Iterator[tuple[str, Section]]:
     if result.measured:
-        yield "measured request", result.measured
+        yield _measured(result), result.measured
     yield "whole life", result.whole_life
 
 
@@ -76,27 +84,27 @@ def _has_unpatched(result: Reconciliation) -> bool:
 
 def _block_cells(blocks: Population, *, with_unpatched: bool) -> list[RenderableType]:
     cells: list[RenderableType] = [
-        _count(blocks.launches),
-        _count(blocks.expected_blocks),
-        _count(blocks.matched_blocks),
-        _fault_count(blocks.missing_blocks),
-        _fault_count(blocks.unexpected_blocks),
+        count(blocks.launches),
+        count(blocks.expected_blocks),
+        count(blocks.matched_blocks),
+        fault_count(blocks.missing_blocks),
+        fault_count(blocks.unexpected_blocks),
     ]
-    return [*cells, _fault_count(blocks.blocks_before_patching)] if with_unpatched else cells
+    return [*cells, fault_count(blocks.blocks_before_patching)] if with_unpatched else cells
 
 
 def _graphs_table(shapes: tuple[GraphShape, ...], title: str) -> Table:
-    table = _table(title)
+    table = new_table(title)
     for name in ("graph", "nodes", "replays", "launch ids", "matched", "sequences"):
         table.add_column(name, justify="right")
     table.add_column("each replay")
     for number, shape in enumerate(shapes, start=1):
         table.add_row(
             str(number),
-            _count(shape.nodes),
-            _count(shape.replays),
+            count(shape.nodes),
+            count(shape.replays),
             f"{shape.first_launch_id}..{shape.last_launch_id}",
-            f"{_count(shape.matched_blocks)} of {_count(shape.expected_blocks)}",
+            f"{count(shape.matched_blocks)} of {count(shape.expected_blocks)}",
             _sequences(shape),
             "same nodes" if shape.same_nodes_in_every_replay else "others",
         )
@@ -111,7 +119,7 @@ def _sequences(shape: GraphShape) -> str:
 
 
 def _times_table(shapes: tuple[GraphShape, ...]) -> Table:
-    table = _table("Block entries in ms, GPU globaltimer: min / median / max")
+    table = new_table("Block entries in ms, GPU globaltimer: min / median / max")
     table.add_column("graph", justify="right")
     table.add_column("first to last node of a replay", justify="right")
     table.add_column("last node to next replay", justify="right")
@@ -128,7 +136,7 @@ def _durations(durations: Durations | None) -> str:
 
 
 def _files_table(files: tuple[FileBooks, ...]) -> Table:
-    table = _table("Recorded files")
+    table = new_table("Recorded files")
     table.add_column("file", overflow="fold")
     for name in ("written", "dropped", "gaps", "timer back"):
         table.add_column(name, justify="right")
@@ -136,10 +144,10 @@ def _files_table(files: tuple[FileBooks, ...]) -> Table:
     for books in files:
         table.add_row(
             books.name,
-            _count(books.written),
-            _fault_count(books.dropped),
-            _fault_count(books.sequence_gaps),
-            _count(books.timer_steps_backwards),
+            count(books.written),
+            fault_count(books.dropped),
+            fault_count(books.sequence_gaps),
+            count(books.timer_steps_backwards),
             _state(books),
         )
     return table
@@ -153,7 +161,7 @@ def _state(books: FileBooks) -> str:
 
 
 def _checks_table(result: Reconciliation) -> Table:
-    table = _table("Checks")
+    table = new_table("Checks")
     table.show_header = False
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -163,10 +171,11 @@ def _checks_table(result: Reconciliation) -> Table:
     for books in result.files:
         if books.expected_blocks is not None:
             table.add_row(f"books of {books.name}", _balance(books))
+    if result.stores:
+        table.add_row("stores of entered blocks", _stores(result.stores))
     for kernel in result.kernels:
-        name = kernel_title(kernel.name) or f"kernel slot {kernel.kernel_slot}"
         where = f"process {kernel.process_id}, context {kernel.context_index}"
-        table.add_row("kernel", f"{name}: {_count(kernel.matched_blocks)} blocks ({where})")
+        table.add_row("kernel", f"{kernel.title}: {count(kernel.matched_blocks)} blocks ({where})")
     if result.kernel_disagreements:
         table.add_row("program counters in doubt", str(result.kernel_disagreements))
     if result.unjudged_processes:
@@ -175,33 +184,33 @@ def _checks_table(result: Reconciliation) -> Table:
     return table
 
 
+def _stores(stores: StoreCounts) -> Text:
+    return Text(
+        f"{count(stores.matched)} of {count(stores.recorded)}",
+        style="bold red" if stores.unexpected else "",
+    )
+
+
 def _balance(books: FileBooks) -> Text:
     sign = {True: "=", False: "≠", None: "at least; not all launches are known:"}[
         books.books_balance
     ]
+    dropped = f"{count(books.entries_dropped or 0)} dropped"
+    if books.stores_dropped is None:
+        sign, dropped = "?", f"{count(books.dropped)} dropped, stores among them"
+    stores = f"; {count(books.stores_written)} stores" if books.stores_written else ""
     return Text(
-        f"{_count(books.expected_blocks or 0)} expected {sign} {_count(books.written)} written + "
-        f"{_count(books.dropped)} dropped",
+        f"{count(books.expected_blocks or 0)} expected {sign} {count(books.entries_written)} "
+        f"written + {dropped}{stores}",
         style="bold red" if books.books_balance is False else "",
     )
-
-
-def kernel_title(name: str | None) -> str | None:
-    """Return the qualified name within a mangled C++ kernel name, or the name as it is."""
-    parts = []
-    rest = re.sub(r"^_ZN?(L(?=\d))?", "", name or "") if (name or "").startswith("_Z") else ""
-    while match := re.match(r"L?(\d+)", rest):
-        end = match.end() + int(match[1])
-        parts.append(rest[match.end() : end])
-        rest = rest[end:]
-    return "::".join(parts) or name
 
 
 def _order_join(result: Reconciliation) -> str:
     order = result.order_join
     if order.agrees is None:
         return "nothing to compare"
-    same = f"{_count(order.matches)} of {_count(order.total)} blocks the same"
+    same = f"{count(order.matches)} of {count(order.total)} blocks the same"
     if order.agrees or order.single_stream:
         return same
     return f"{same}; with several streams only the grid id tells"
@@ -212,15 +221,15 @@ def _verdict(result: Reconciliation) -> Text:
     return Text.assemble((result.verdict.value, style), ": ", _headline(result))
 
 
-def _remarks(result: Reconciliation) -> Table:
+def _remarks(reasons: tuple[str, ...], notes: tuple[str, ...]) -> Table:
     """Reasons and notes, with a hanging indent."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column()
     # Kernel names are long, and none of their letters may be lost.
     grid.add_column(overflow="fold")
-    for reason in result.reasons:
+    for reason in reasons:
         grid.add_row(" -", Text(reason))
-    for note in result.notes:
+    for note in notes:
         grid.add_row(" note:", Text(note))
     return grid
 
@@ -228,36 +237,17 @@ def _remarks(result: Reconciliation) -> Table:
 def _headline(result: Reconciliation) -> str:
     section, stretch = result.whole_life, "in the whole life of the server"
     if result.measured and _launches(result.measured):
-        section, stretch = result.measured, "during the measured request"
+        section, stretch = result.measured, f"during the {_measured(result)}"
     blocks, sort = section.graph_nodes, "graph-node"
     if not blocks.launches:
         blocks, sort = section.plain_launches, "plain-launch"
     dropped = sum(books.dropped for books in result.files)
     emulated = " (emulated)" if result.emulated else ""
     return (
-        f"{_count(blocks.matched_blocks)} of {_count(blocks.expected_blocks)} {sort} blocks "
-        f"entered {stretch}, {_count(dropped)} dropped{emulated}"
+        f"{count(blocks.matched_blocks)} of {count(blocks.expected_blocks)} {sort} blocks "
+        f"entered {stretch}, {count(dropped)} dropped{emulated}"
     )
 
 
 def _launches(section: Section) -> int:
     return section.graph_nodes.launches + section.plain_launches.launches
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        box=None,
-        padding=(0, 1),
-        pad_edge=False,
-        header_style="bold",
-    )
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
-
-
-def _fault_count(value: int) -> Text:
-    return Text(_count(value), style="bold red" if value else "")

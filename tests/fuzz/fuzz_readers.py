@@ -20,7 +20,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import builders
+
+from kvtrace_cli.analysis.attribution import attribute
 from kvtrace_cli.analysis.reconcile import reconcile
+from kvtrace_cli.analysis.steps import step_tables
+from kvtrace_cli.analysis.stores import located_stores
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.reader import read_events, read_launches
 from kvtrace_cli.dumps.recording import read_recording
@@ -31,6 +37,7 @@ from kvtrace_cli.dumps.run_dir import (
     read_manifest,
     read_requests,
 )
+from kvtrace_cli.dumps.steps import read_steps
 from kvtrace_cli.errors import KvtraceError
 from kvtrace_cli.reports.documents import report_document
 
@@ -41,6 +48,7 @@ HERE = Path(__file__).parent
 SEEDS = HERE / "seeds"
 CRASHES = HERE / "crashes"
 IN_MEMORY = Path("/dev/shm")
+REPLAYED_STEP = 3
 HEADER_BYTES = abi.size_of(abi.HEADER_STRUCT)
 NUMBERS = (0, 1, 0x7F, 0xFF, 0xFFFF, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 TEXTS = (b"null", b"[]", b'"x"', b"-1", b"1e999", b"{}", b"true", b"\xff\xfe", b"\x00", b"\n")
@@ -100,8 +108,12 @@ def read_one(name: str, data: bytes, folder: Path) -> None:
     readers: dict[str, tuple[Path, Callable[[], object]]] = {
         "7-0.events.kvt": (run_dir.raw / "7-0.events.kvt", lambda: read_events(target)),
         "7-0.events.kvt.gz": (run_dir.raw / "7-0.events.kvt.gz", lambda: read_events(target)),
+        "7-1.events.kvt": (run_dir.raw / "7-1.events.kvt", lambda: read_events(target)),
         "7.launches.kvt": (run_dir.raw / "7.launches.kvt", lambda: read_launches(target)),
         "7.journal.jsonl": (run_dir.raw / "7.journal.jsonl", lambda: read_journal(run_dir)),
+        "7.steps.jsonl": (run_dir.raw / "7.steps.jsonl", lambda: read_steps(run_dir)),
+        "7.layout.json": (run_dir.raw / "7.layout.json", lambda: read_steps(run_dir)),
+        "7.steps.jsonl.gz": (run_dir.raw / "7.steps.jsonl.gz", lambda: read_steps(run_dir)),
         "requests.jsonl": (run_dir.requests, lambda: read_requests(run_dir)),
         "manifest.json": (run_dir.manifest, lambda: read_manifest(run_dir)),
     }
@@ -123,7 +135,10 @@ def read_whole(name: str, data: bytes, folder: Path) -> None:
     run_dir.complete_marker.touch()
     try:
         recording = read_recording(open_run_dir(folder, allow_incomplete=False))
-        json.dumps(report_document(reconcile(recording), recording.manifest))
+        result = reconcile(recording)
+        attribution = attribute(result, recording, step_tables(recording))
+        located_stores(result, recording)
+        json.dumps(report_document(result, attribution, recording.manifest))
     except KvtraceError as error:
         refuse_only_with_words(error)
 
@@ -199,8 +214,70 @@ def make_seeds(run: Path) -> None:
         gzip.compress((SEEDS / "7-0.events.kvt").read_bytes(), mtime=0)
     )
     (SEEDS / "7.journal.jsonl").write_bytes(source.journals()[0].read_bytes())
+    add_steps_and_stores()
     (SEEDS / "requests.jsonl").write_bytes(source.requests.read_bytes())
     (SEEDS / "manifest.json").write_bytes(source.manifest.read_bytes())
+
+
+def add_steps_and_stores() -> None:
+    """Add a context whose launches belong to steps and whose blocks store to KV tensors.
+
+    Two layers: a dummy step, a prefill of three rows padded to four, a replay of one row.
+    """
+    request_id, layout = "cmpl-kvtrace-1-0-1a2b3c4d", builders.layout()
+    steps = [
+        builders.started(missing=["draft"], inexact=["speculative decoding"]),
+        builders.step(1, "dummy", rows=2),
+        builders.step(
+            2,
+            requests=[(request_id, 3, 14)],
+            padded_rows=4,
+            graph_mode="NONE",
+            admitted=[[request_id, 14, [[3, 5]]]],
+            copied_blocks=[[2, 3]],
+        ),
+        {"event": "idle", "preempted": [request_id]},
+        builders.step(
+            3,
+            requests=[(request_id, 1, 17)],
+            graph_mode="FULL",
+            resumed=[[request_id, 16, [[3]]]],
+            grown=[[request_id, [[7]]]],
+        ),
+        {"event": "failed", "hook": "execute_model", "error": "KeyError: 'x'"},
+    ]
+    trace = builders.Trace(process_id=7, context_index=1)
+    trace.changes = {"flags": builders.flags("CLOSED", "PATCHED", "WRITES")}
+    for stamp, rows, slots in ((1, 2, ()), (2, 4, (62, 63, 80)), (3, 1, (113,))):
+        for layer in range(2):
+            grid = (rows, 1, 1)
+            if stamp == REPLAYED_STEP:
+                launch = trace.node(layer, 1, grid, step_stamp=stamp)
+            else:
+                launch = trace.plain(grid, step_stamp=stamp)
+            for block in launch.blocks:
+                trace.enter(launch, block)
+                for part in "KV" if block[0] < len(slots) else "":
+                    trace.store(launch, block, builders.kv_address(slots[block[0]], layer, part))
+    (SEEDS / "7-1.events.kvt").write_bytes(trace.event_file())
+    add_launches(SEEDS / "7.launches.kvt", trace)
+    bound = builders.journal(context_index=1)[-1]
+    ended = {"event": "ended", "context_index": 1, "stores_dropped": 0}
+    with (SEEDS / "7.journal.jsonl").open("a") as journal:
+        journal.writelines(json.dumps(line) + "\n" for line in (bound, ended))
+    builders.write_lines(SEEDS / "7.steps.jsonl", steps)
+    (SEEDS / "7.steps.jsonl.gz").write_bytes(
+        gzip.compress((SEEDS / "7.steps.jsonl").read_bytes(), mtime=0)
+    )
+    (SEEDS / "7.layout.json").write_text(json.dumps(layout))
+
+
+def add_launches(path: Path, trace: builders.Trace) -> None:
+    """Append a context's launches to a launch file of its process."""
+    data = bytearray(path.read_bytes())
+    header = abi.ffi().from_buffer(f"{abi.HEADER_STRUCT} *", data, require_writable=True)
+    header.record_count += len(trace.launches)
+    path.write_bytes(bytes(data) + trace.launch_file()[HEADER_BYTES:])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Stands in for a vLLM server: its health and completions routes, its signals, and its faults.
 
 KVTRACE_TEST_FAULT names what goes wrong, KVTRACE_TEST_PIDS a file to write process ids to. Unless
-KVTRACE_TEST_RECORD is 0, it writes the recording that an injector would leave.
+KVTRACE_TEST_RECORD is 0, it writes the recording that an injector would leave. Where
+KVTRACE_TEST_TOGETHER is above 1, requests of several tokens are answered only once so many are
+there, and take PACE_S a token.
 """
 
 import json
@@ -9,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +26,9 @@ from kvtrace_cli.dumps import abi  # noqa: E402
 FAULT = os.environ.get("KVTRACE_TEST_FAULT", "")
 LAYERS = 4
 SLOW_START_S = 1.0
+PACE_S = 0.05
+TOGETHER = int(os.environ.get("KVTRACE_TEST_TOGETHER", "1"))
+FAILING_TOKENS = 3
 
 
 class Recorder:
@@ -32,6 +38,15 @@ class Recorder:
         self._raw = raw
         self._trace = Trace(process_id=os.getpid())
         self._replays = 0
+        self._lock = threading.Lock()
+
+    def answer(self, prompt_tokens: int, tokens: int) -> None:
+        """Record one request; requests come at once, and the recording is one."""
+        with self._lock:
+            self.step("plain", rows=prompt_tokens)
+            for _ in range(tokens - 1):
+                self.step("replay")
+            self.publish()
 
     def step(self, kind: str, rows: int = 1) -> None:
         self._replays += kind == "replay"
@@ -68,6 +83,7 @@ def recorder() -> Recorder | None:
 
 class Handler(BaseHTTPRequestHandler):
     recorder: Recorder | None = None
+    meeting = threading.Barrier(TOGETHER)
     ready_at = 0.0
     answered = 0
 
@@ -82,11 +98,11 @@ class Handler(BaseHTTPRequestHandler):
         tokens = asked["max_tokens"]
         if tokens > 1:
             self._fault()
+        if TOGETHER > 1 and tokens > 1:
+            self.meeting.wait(timeout=10)
+            time.sleep(tokens * PACE_S)
         if self.recorder is not None:
-            self.recorder.step("plain", rows=len(asked["prompt"]))
-            for _ in range(tokens - 1):
-                self.recorder.step("replay")
-            self.recorder.publish()
+            self.recorder.answer(len(asked["prompt"]), tokens)
         Handler.answered += 1
         if asked.get("stream"):
             self._stream(tokens)
@@ -107,7 +123,8 @@ class Handler(BaseHTTPRequestHandler):
             log("RuntimeError: CUDA error: misaligned address")
 
     def _answer(self, tokens: int) -> None:
-        if FAULT == "http_500" or (FAULT == "fatal_500" and tokens > 1):
+        one_fails = FAULT == "one_fails" and tokens == FAILING_TOKENS
+        if one_fails or FAULT == "http_500" or (FAULT == "fatal_500" and tokens > 1):
             self._reply(500, b'{"error":"EngineCore died"}')
             return
         returned = tokens - 1 if FAULT == "too_few" and tokens > 1 else tokens

@@ -116,3 +116,29 @@ def test_an_emulated_run_is_marked_everywhere(tmp_path, capsys):
     assert "EMULATED" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["emulated"], summary["engine"]) == (True, "emulator")
+
+
+def test_a_run_with_steps_says_whose_the_rows_were(tmp_path, capsys):
+    trace = Trace()
+    trace.enter_all(trace.plain((2, 1, 1), step_stamp=1))
+    line = builders.step(1, requests=[("cmpl-kvtrace-0-0-1a2b3c4d", 1, 0)], padded_rows=2)
+    asked = builders.request(prompt_token_ids=[1], returned_token_ids=[2])
+    run = builders.write_run(
+        tmp_path / "run", trace, steps=[builders.started(), line], requests=[asked]
+    )
+    assert main(["reconcile", str(run)]) == ExitCode.AGREES
+    assert "Token positions x layers, by request" in capsys.readouterr().out
+    assert main(["reconcile", str(run), "--json"]) == ExitCode.AGREES
+    document = json.loads(capsys.readouterr().out)
+    assert document["attribution"]["rows"]["owned"] == 1
+    assert document["requests"][0]["request_id"] == "cmpl-kvtrace-0-0-1a2b3c4d"
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "layout.json"])
+def test_a_damaged_file_of_the_plug_in_is_named(run, capsys, name):
+    path = run / f"raw/4711.{name}"
+    path.write_text("{}\n")
+    assert main(["reconcile", str(run)]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert str(path) in captured.err

@@ -14,8 +14,11 @@ from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.capture.session import record_run
 from kvtrace_cli.config import (
     EngineConfig,
+    Record,
     RecordingConfig,
     RequestPlan,
+    RequestSpec,
+    Role,
     RunConfig,
     TimeLimits,
     Weights,
@@ -144,13 +147,86 @@ def test_streaming_keeps_the_time_of_every_token(config):
     assert len(result.requests[2].token_gaps_ms) == 7
 
 
+def listed(*tokens):
+    return tuple(RequestSpec(Role.MEASURED, (10,) * 4, count) for count in tokens)
+
+
+def most_at_once(records):
+    """Count how many requests were under way at once, at most."""
+    begins = [(record["host_monotonic_begin_ns"], 1) for record in records]
+    ends = [(record["host_monotonic_end_ns"], -1) for record in records]
+    now, most = 0, 0
+    for _, change in sorted(begins + ends):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def test_requests_overlap_and_are_told_by_their_index(config, monkeypatch):
+    """The engine answers none before three are there; the longest was sent first and ends last."""
+    monkeypatch.setenv("KVTRACE_TEST_TOGETHER", "3")
+    plan = RequestPlan(concurrency=3, listed=listed(9, 5, 2))
+    result = record(replace(config, requests=plan))
+    kept = requests(config)
+    assert [one["request_index"] for one in kept] == [0, 3, 2, 1]
+    assert [one["role"] for one in kept] == ["warmup", "measured", "measured", "measured"]
+    assert {one["request_id"] for one in kept[1:]} == {"kvtrace-1", "kvtrace-2", "kvtrace-3"}
+    assert [one.request_index for one in result.requests] == [0, 1, 2, 3]
+    assert kept[0]["host_monotonic_end_ns"] <= min(
+        one["host_monotonic_begin_ns"] for one in kept[1:]
+    ), "the warm-up goes first, alone"
+    assert manifest(config)["outcome"]["requests_answered"] == 4
+
+
+def test_never_more_at_once_than_asked(config, monkeypatch):
+    monkeypatch.setenv("KVTRACE_TEST_TOGETHER", "2")
+    plan = RequestPlan(concurrency=2, repeat=6, max_tokens=2)
+    record(replace(config, requests=plan))
+    assert most_at_once(requests(config)) == 2
+
+
+def test_one_failed_request_fails_the_run_when_the_others_have_ended(config, machine, monkeypatch):
+    monkeypatch.setenv("KVTRACE_TEST_TOGETHER", "3")
+    plan = RequestPlan(concurrency=3, listed=listed(9, 3, 6, 5, 5))
+    message = r"measured request 2 failed: HTTP 500: .*; 2 more were not sent(.|\n)*reconcile"
+    with pytest.raises(RunFailedError, match=message):
+        record(replace(config, requests=plan), monkeypatch, "one_fails")
+    kept = {one["request_index"]: one["error"] for one in requests(config)}
+    assert set(kept) == {0, 1, 2, 3}
+    assert [index for index, error in kept.items() if error is not None] == [2]
+    assert manifest(config)["outcome"]["requests_answered"] == 3
+    assert machine.left_behind() == []
+
+
+def test_all_that_failed_are_named(config, monkeypatch):
+    monkeypatch.setenv("KVTRACE_TEST_TOGETHER", "3")
+    plan = RequestPlan(concurrency=3, listed=listed(3, 3, 3))
+    with pytest.raises(RunFailedError, match=r"request \d failed: .*; also failed: \d, \d"):
+        record(replace(config, requests=plan), monkeypatch, "one_fails")
+
+
+def test_the_manifest_says_what_was_recorded_and_leaves_prompts_to_the_requests(config):
+    recording = replace(config.recording, record=Record.WRITES)
+    plan = RequestPlan(concurrency=2, listed=listed(2))
+    record(replace(config, recording=recording, requests=plan))
+    written = manifest(config)
+    assert (written["subcommand"], written["engine"]) == ("run", "vllm")
+    assert written["config"]["recording"]["record"] == "writes"
+    assert written["config"]["recording"]["steps"] is True
+    assert written["config"]["requests"]["concurrency"] == 2
+    assert "listed" not in written["config"]["requests"]
+    assert written["environment"]["KVTRACE_STEPS"] == str(config.out.absolute() / "raw")
+    assert written["working_directory"] == str(config.out.absolute())
+
+
 def test_without_tracing_nothing_of_ours_reaches_the_engine(config, monkeypatch):
     monkeypatch.setenv("KVTRACE_CONFIG", "/left/over")
     recording = replace(config.recording, enabled=False)
     result = record(replace(config, recording=recording))
     assert not result.counters.attached
     assert manifest(config)["traced"] is False
-    assert "CUDA_INJECTION64_PATH" not in manifest(config)["environment"]
+    environment = manifest(config)["environment"]
+    assert not {"CUDA_INJECTION64_PATH", "KVTRACE_STEPS"} & set(environment)
     assert list((config.out / "raw").iterdir()) == []
 
 

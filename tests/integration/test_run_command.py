@@ -41,13 +41,13 @@ def run(here, *arguments, **environment):
 class Running:
     """A `kvtrace run` in progress, to be interrupted in one of its phases."""
 
-    def __init__(self, here, fault, *, nohup=False):
+    def __init__(self, here, fault, *options, nohup=False):
         self.machine: Machine = here[0]
         self._stderr = self.machine.out.parent / "stderr"
         preexec = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if nohup else None
         with self._stderr.open("w") as file:
             self._process = subprocess.Popen(
-                [*COMMAND, "run", *self.machine.options],
+                [*COMMAND, "run", *self.machine.options, *options],
                 env=here[1] | {"KVTRACE_TEST_FAULT": fault},
                 stdout=subprocess.DEVNULL,
                 stderr=file,
@@ -98,6 +98,54 @@ def test_without_tracing_exit_0_only_says_that_requests_were_answered(here):
     assert "not traced: 2 requests answered" in run(here, "--no-trace", "--force").stdout
 
 
+def request_file(here, *lines):
+    path = here[0].out.parent / "requests.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def test_requests_of_a_file_are_sent_at_once(here):
+    lines = ['{"prompt_tokens": 1200, "max_tokens": 6, "stream": true}'] * 2
+    lines += ['{"prompt_tokens": 4, "max_tokens": 2}'] * 2
+    options = ["--requests", request_file(here, *lines), "--concurrency", "2", "--no-trace"]
+    done = run(here, *options, "--json", KVTRACE_TEST_TOGETHER="2")
+    assert done.returncode == 0, done.stderr
+    assert "kvtrace: 4 measured requests, up to 2 at once" in done.stderr
+    answered = json.loads(done.stdout)["requests"]
+    assert [one["request_index"] for one in answered] == [0, 1, 2, 3, 4]
+    assert [one["returned_tokens"] for one in answered] == [1, 6, 6, 2, 2]
+    assert answered[1]["token_gaps_ms"] is not None
+    assert answered[3]["token_gaps_ms"] is None
+    command = json.loads((here[0].out / "manifest.json").read_text())["command"]
+    assert command[command.index("--max-model-len") + 1] == "2048"
+    assert command[command.index("--max-num-seqs") + 1] == "8"
+
+
+def test_repeats_are_sent_at_once_and_the_engine_takes_them_all(here):
+    options = ["--repeat", "10", "--concurrency", "10", "--max-tokens", "2"]
+    done = run(here, *options, KVTRACE_TEST_TOGETHER="10")
+    assert done.returncode in (0, 4), done.stderr
+    command = json.loads((here[0].out / "manifest.json").read_text())["command"]
+    assert command[command.index("--max-num-seqs") + 1] == "10"
+
+
+def test_a_failed_request_of_many_exits_3(here):
+    lines = ['{"prompt_tokens": 4, "max_tokens": 3}', '{"prompt_tokens": 4, "max_tokens": 4}']
+    options = ["--requests", request_file(here, *lines), "--concurrency", "2"]
+    done = run(here, *options, KVTRACE_TEST_TOGETHER="2", KVTRACE_TEST_FAULT="one_fails")
+    assert done.returncode == 3, done.stderr
+    assert "measured request 1 failed: HTTP 500" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_line_exits_2_and_starts_nothing(here):
+    path = request_file(here, '{"prompt_tokens": 4, "max_tokens": 2}', '{"max_tokens": 2}')
+    done = run(here, "--requests", path)
+    assert done.returncode == 2, done.stderr
+    assert f"{path}: line 2: expected either prompt_token_ids" in done.stderr
+    assert not here[0].out.exists()
+
+
 def test_an_injector_that_never_attached_is_no_success(here):
     done = run(here, KVTRACE_TEST_RECORD="0")
     assert done.returncode == 4, done.stderr
@@ -122,6 +170,12 @@ def test_a_failed_run_exits_3_and_can_still_be_read(here):
         (["--capture-sizes", "1,two"], "--capture-sizes: found '1,two'"),
         (["--engine", "other"], "--engine: found other, expected one of vllm"),
         (["--max-tokens", "many"], "--max-tokens"),
+        (["--record", "reads"], "'reads' is not one of 'blocks', 'writes', 'all-writes'"),
+        (["--concurrency", "0"], "--concurrency: found 0, expected 1 or more"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: found 0, expected 1 or more"),
+        (["--requests", "none.jsonl"], "--requests none.jsonl: cannot be read"),
+        (["--requests", "x", "--max-tokens", "8"], "--max-tokens: of no use with --requests"),
+        (["--requests", "x", "--stream"], "--stream: of no use with --requests"),
         (["extra"], "unexpected argument 'extra'"),
         (["--python", "/no/python"], "vllm: /no/python does not run"),
     ],
@@ -152,6 +206,12 @@ def test_an_interrupt_in_any_phase_exits_130_and_leaves_nothing(here, fault, pha
     assert json.loads((here[0].out / "manifest.json").read_text())["outcome"]["status"] == (
         "interrupted"
     )
+
+
+def test_an_interrupt_of_many_requests_leaves_nothing(here):
+    running = Running(here, "hang", "--repeat", "4", "--concurrency", "4", "-v")
+    assert running.interrupt_at("measured request 4 sent") == 130
+    assert here[0].left_behind() == []
 
 
 def test_a_run_in_the_background_of_a_script_hears_an_interrupt(here):

@@ -121,7 +121,8 @@ def imports():
             if isinstance(node, ast.Import):
                 yield from ((name, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                yield from ((name, f"{node.module}.{alias.name}") for alias in node.names)
+                module = "." * node.level + (node.module or "")
+                yield from ((name, f"{module}.{alias.name}") for alias in node.names)
 
 
 def importers(library):
@@ -163,7 +164,15 @@ def test_layers_import_downwards_only():
     layers = {
         "dumps": ("dumps", "errors"),
         "analysis": ("analysis", "dumps.abi", "dumps.schema"),
-        "reports": ("reports", "analysis.model"),
+        "reports": ("reports", "analysis.model", "analysis.audit_model"),
+        "emulator": (
+            "emulator",
+            "capture.libraries",
+            "dumps.abi",
+            "engine_site.kvtrace_engine_plugin.recorder",
+            "errors",
+        ),
+        "engine_site": (),
         "errors": (),
     }
     for layer, below in layers.items():
@@ -173,6 +182,15 @@ def test_layers_import_downwards_only():
     assert not {
         target for target in capture if target.startswith(("analysis", "commands", "reports"))
     }
+
+
+def test_what_runs_inside_the_engine_needs_the_standard_library_only():
+    """The engine's interpreter has neither kvtrace nor what it depends on."""
+    found = {imported for name, imported in imports() if name.startswith("engine_site")}
+    assert found
+    assert {one.split(".")[0] for one in found if not one.startswith(".")} <= (
+        sys.stdlib_module_names
+    )
 
 
 def test_analysis_does_no_input_or_output():

@@ -4,9 +4,11 @@ from kvtrace_cli.config import (
     EngineConfig,
     RecordingConfig,
     RequestPlan,
+    RequestSpec,
     Role,
     RunConfig,
     TimeLimits,
+    default_max_num_seqs,
 )
 from kvtrace_cli.errors import ConfigError
 
@@ -28,12 +30,32 @@ def test_the_context_holds_the_request(tokens, length):
     assert RunConfig("m", requests=RequestPlan(max_tokens=tokens)).max_model_len == length
 
 
+def test_requests_of_a_file_follow_the_warmup():
+    listed = (RequestSpec(Role.MEASURED, (10,), 2), RequestSpec(Role.MEASURED, (11,) * 900, 200))
+    plan = RequestPlan(listed=listed)
+    warmup, *measured = plan.specs()
+    assert warmup.role is Role.WARMUP
+    assert tuple(measured) == listed
+    assert RunConfig("m", requests=plan).max_model_len == 2048
+
+
+@pytest.mark.parametrize(("concurrency", "sequences"), [(1, 8), (8, 8), (9, 9), (64, 64)])
+def test_the_engine_runs_as_many_sequences_as_are_sent_at_once(concurrency, sequences):
+    assert default_max_num_seqs(concurrency) == sequences
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RequestPlan(prompt_tokens=1), "--prompt-tokens: found 1, expected 2 or more"),
         (lambda: RequestPlan(max_tokens=0), "--max-tokens: found 0"),
         (lambda: RequestPlan(repeat=0), "--repeat: found 0"),
+        (lambda: RequestPlan(concurrency=0), "--concurrency: found 0, expected 1 or more"),
+        (lambda: EngineConfig(max_num_seqs=0), "--max-num-seqs: found 0, expected 1 or more"),
+        (
+            lambda: EngineConfig(max_num_seqs=600),
+            "--max-num-batched-tokens: found 512, expected 600 or more, the sequences",
+        ),
         (lambda: EngineConfig(flash_attention=4), "--flash-attention: found 4, expected 2 or 3"),
         (lambda: EngineConfig(capture_sizes=()), "--capture-sizes: found nothing"),
         (lambda: EngineConfig(capture_sizes=(1, 0)), "--capture-sizes: found 1,0"),

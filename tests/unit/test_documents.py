@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import builders
 import pytest
-from builders import flags, reconciled, seven_replays
+from builders import Trace, attributed, flags, kv_address, layout, seven_replays, started, step
 
 from kvtrace_cli.reports.documents import SCHEMA_VERSION, report_document, summary_document
 
@@ -19,11 +19,11 @@ MANIFEST = {
 
 @pytest.fixture
 def result(tmp_path):
-    return reconciled(tmp_path, seven_replays())
+    return attributed(tmp_path, seven_replays())
 
 
 def test_the_summary_says_what_was_concluded(result):
-    document = summary_document(result, MANIFEST)
+    document = summary_document(*result, MANIFEST)
     assert document["schema_version"] == SCHEMA_VERSION
     assert (document["verdict"], document["reasons"]) == ("agrees", [])
     assert document["measured_request"]["graph_nodes"] == {
@@ -51,13 +51,13 @@ def test_the_summary_says_what_was_concluded(result):
 
 
 def test_engine_model_and_gpus_come_from_the_manifest(result):
-    document = summary_document(result, MANIFEST)
+    document = summary_document(*result, MANIFEST)
     assert (document["engine"], document["model"]) == ("vllm", "Qwen3-14B")
     assert (document["gpus"], document["versions"]) == (["NVIDIA H200"], {"vllm": "0.26.0"})
 
 
 def test_an_empty_manifest_leaves_them_null(result):
-    document = summary_document(result, {})
+    document = summary_document(*result, {})
     assert (document["engine"], document["model"], document["gpus"]) == (None, None, [])
 
 
@@ -67,25 +67,25 @@ def test_two_runs_that_behaved_alike_have_the_same_summary(tmp_path, result):
     other.launches = [launch.with_values(graph_exec=0xF000) for launch in other.launches]
     for event in other.events:
         event["gpu_globaltimer_ns"] += 1_000_000
-    again = reconciled(tmp_path / "other", other)
-    assert summary_document(again, MANIFEST) == summary_document(result, MANIFEST)
+    again = attributed(tmp_path / "other", other)
+    assert summary_document(*again, MANIFEST) == summary_document(*result, MANIFEST)
 
 
 def test_the_report_adds_what_is_true_of_one_run_only(result):
-    document = report_document(result, MANIFEST)
+    document = report_document(*result, MANIFEST)
     assert document["files"][0]["name"] == "4711-0.events.kvt"
     assert document["context_kernels"][0]["process_id"] == 4711
-    assert document.items() >= summary_document(result, MANIFEST).items()
+    assert document.items() >= summary_document(*result, MANIFEST).items()
     assert json.loads(json.dumps(document))["unjudged_processes"] == []
 
 
 def test_an_emulated_run_is_marked(tmp_path):
     trace = replace(seven_replays(), changes={"flags": flags("CLOSED", "PATCHED", "EMULATED")})
-    assert summary_document(reconciled(tmp_path, trace), MANIFEST)["emulated"] is True
+    assert summary_document(*attributed(tmp_path, trace), MANIFEST)["emulated"] is True
 
 
 def test_without_files_or_request_there_are_nulls_not_zeros(tmp_path):
-    document = summary_document(reconciled(tmp_path, requests=[]), MANIFEST)
+    document = summary_document(*attributed(tmp_path, requests=[]), MANIFEST)
     assert document["verdict"] == "inconclusive"
     assert document["measured_request"] is None
     assert document["dumps"]["books_balance"] is None
@@ -95,4 +95,66 @@ def test_without_files_or_request_there_are_nulls_not_zeros(tmp_path):
 def test_books_that_cannot_be_balanced_are_null(tmp_path):
     trace = seven_replays()
     trace.launches_dropped = 1
-    assert summary_document(reconciled(tmp_path, trace), {})["dumps"]["books_balance"] is None
+    assert summary_document(*attributed(tmp_path, trace), {})["dumps"]["books_balance"] is None
+
+
+def in_steps(tmp_path, suffix="1a2b3c4d"):
+    """One token of ours, one of the engine's and one of somebody else in a step of one layer."""
+    trace = Trace(changes={"flags": flags("CLOSED", "PATCHED", "WRITES")})
+    launch = trace.plain((4, 1, 1), step_stamp=1)
+    trace.enter_all(launch)
+    for x in range(3):
+        for part in "KV"[: 2 - (x == 2)]:
+            trace.store(launch, (x, 0, 0), kv_address(16 * x, 0, part))
+    names = [f"cmpl-kvtrace-0-0-{suffix}", "_warmup_0_", f"cmpl-{suffix}"]
+    steps = [started(), step(1, requests=[(name, 1, 0) for name in names], padded_rows=4)]
+    asked = builders.request(prompt_token_ids=[1], returned_token_ids=[2])
+    return attributed(tmp_path, trace, steps=steps, layout=layout(1), requests=[asked])
+
+
+def test_the_summary_has_rows_and_our_requests(tmp_path):
+    document = summary_document(*in_steps(tmp_path), MANIFEST)
+    assert document["measured_requests"] == 1
+    assert document["stores"] == {"recorded": 5, "matched": 5, "unexpected": 0}
+    found = document["attribution"]
+    rows = {"owned": 3, "engine_own": 1, "padding": 1, "dummy": 0, "draft": 0, "unknown": 0}
+    assert found["rows"] == found["measured_rows"] == rows
+    assert found["stores"] == rows | {"owned": 5, "engine_own": 2, "padding": 0}
+    assert found["requests"] == [
+        {
+            "request_index": 0,
+            "prompt_tokens": 1,
+            "returned_tokens": 1,
+            "cached_positions": 0,
+            "positions": 1,
+            "layers": 1,
+            "expected": 1,
+            "entered": 1,
+            "k_written": 1,
+            "v_written": 1,
+            "lacks": [],
+            "complete": True,
+        }
+    ]
+    one = {"requests": 1, "positions": 1, "expected": 1, "entered": 1}
+    assert found["engine_own_requests"] == one | {"complete": 1}
+    assert found["other_requests"] == one | {"complete": 0}
+
+
+def test_ids_that_the_engine_drew_are_in_the_report_only(tmp_path):
+    one, other = (in_steps(tmp_path / suffix, suffix) for suffix in ("1a2b3c4d", "deadbeef"))
+    assert summary_document(*one, MANIFEST) == summary_document(*other, MANIFEST)
+    requests = report_document(*other, MANIFEST)["requests"]
+    assert [request["request_id"] for request in requests] == [
+        "cmpl-kvtrace-0-0-deadbeef",
+        "cmpl-deadbeef",
+        "_warmup_0_",
+    ]
+    assert requests[1]["lacks"] == ["1 V"]
+
+
+def test_without_steps_or_stores_there_are_nulls(result):
+    document = report_document(*result, MANIFEST)
+    assert (document["attribution"], document["stores"]) == (None, None)
+    assert document["requests"] == []
+    assert document["notes"] == ["No engine steps were recorded, so no row is given to a request."]

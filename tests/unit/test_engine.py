@@ -40,6 +40,20 @@ def test_flash_attention_can_be_forced():
     assert "--attention-config.flash_attn_version=2" in command(flash_attention=2)
 
 
+def test_prefix_caching_is_off_unless_asked_for():
+    assert "--no-enable-prefix-caching" in command()
+    asked = command(prefix_caching=True)
+    assert "--enable-prefix-caching" in asked
+    assert "--no-enable-prefix-caching" not in asked
+    config = RunConfig("q", engine=EngineConfig(engine="emulator", prefix_caching=True))
+    assert "--enable-prefix-caching" in EmulatorEngine().command(config, DUMMY, 1)
+
+
+def test_the_batch_is_as_large_as_asked():
+    asked = " ".join(command(max_num_seqs=32, max_num_batched_tokens=64))
+    assert "--max-num-seqs 32 --max-num-batched-tokens 64" in asked
+
+
 def test_the_users_arguments_come_last_and_so_win():
     assert command(arguments=("--enforce-eager", "--seed", "1"))[-3:] == [
         "--enforce-eager",

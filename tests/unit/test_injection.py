@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvtrace_cli.capture.injection import compose_environment, write_injector_config
-from kvtrace_cli.config import Bind, RecordingConfig
+from kvtrace_cli.config import Bind, Record, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -109,3 +109,18 @@ def test_the_config_says_how_to_bind_and_whether_it_is_emulated(tmp_path):
         config = abi.ffi().from_buffer(f"{abi.CONFIG_STRUCT} *", path.read_bytes())
         found.append((config.bind_mode, config.flags))
     assert found == [(0, 0), (1, abi.constant("KVTRACE_CONFIG_EMULATED"))]
+
+
+@pytest.mark.parametrize(
+    ("record", "flags"),
+    [
+        (Record.BLOCKS, ()),
+        (Record.WRITES, ("KVTRACE_CONFIG_WRITES",)),
+        (Record.ALL_WRITES, ("KVTRACE_CONFIG_WRITES", "KVTRACE_CONFIG_ALL_WRITES")),
+    ],
+)
+def test_the_config_says_which_stores_become_events(tmp_path, record, flags):
+    path = tmp_path / "config"
+    write(path, RecordingConfig(record=record))
+    config = abi.ffi().from_buffer(f"{abi.CONFIG_STRUCT} *", path.read_bytes())
+    assert config.flags == sum(map(abi.constant, flags))

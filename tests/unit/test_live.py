@@ -1,6 +1,7 @@
 from builders import flags, header_bytes
 
 from kvtrace_cli.capture.live import LiveCounters, read_counters, wait_quiet
+from kvtrace_cli.capture.progress import describe_counters
 from kvtrace_cli.config import TimeLimits
 from kvtrace_cli.dumps import abi
 
@@ -25,6 +26,14 @@ def test_a_context_without_a_patched_module_is_not_attached(tmp_path):
     header = header_bytes("events", 0, flags=flags("CLOSED"))
     (tmp_path / "1-0.events.kvt").write_bytes(header)
     assert not read_counters(tmp_path).attached
+
+
+def test_stores_among_the_events_are_told(tmp_path):
+    header = header_bytes("events", 9, flags=flags("PATCHED", "WRITES"))
+    (tmp_path / "1-0.events.kvt").write_bytes(header)
+    counters = read_counters(tmp_path)
+    assert counters.with_stores
+    assert describe_counters(counters).startswith("9 block and store events")
 
 
 def test_the_first_failure_is_named(tmp_path):

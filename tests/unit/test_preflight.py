@@ -1,11 +1,19 @@
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from kvtrace_cli.capture import preflight
 from kvtrace_cli.capture.gpus import Gpu, parse_gpus
-from kvtrace_cli.capture.preflight import Status, demand, is_supported_vllm, run_preflight
-from kvtrace_cli.config import EngineConfig, RecordingConfig
+from kvtrace_cli.capture.preflight import (
+    Status,
+    demand,
+    run_command_preflight,
+    run_preflight,
+)
+from kvtrace_cli.capture.vllm_version import is_supported_vllm
+from kvtrace_cli.config import EngineConfig, ExecConfig, RecordingConfig
 from kvtrace_cli.errors import ConfigError
 
 H200 = Gpu("NVIDIA H200", "580.1", 143771, 143000, "9.0")
@@ -18,7 +26,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "list_gpus", lambda: [H200])
     monkeypatch.setattr(preflight, "cuda_driver_version", lambda: "13.0")
     versions = {"python": "3.12.0", "vllm": "0.26.0", "torch": "2.11.0"}
-    monkeypatch.setattr(preflight, "_probe_versions", lambda _python: versions)
+    monkeypatch.setattr(preflight, "probe_versions", lambda _python: versions)
     monkeypatch.delenv("CUDA_INJECTION64_PATH", raising=False)
     (tmp_path / "i.so").write_bytes(b"kvtrace-injector abi=1\0")
     (tmp_path / "s.so").touch()
@@ -44,7 +52,7 @@ def test_without_recording_neither_library_is_looked_for():
 def test_all_that_is_missing_is_said_at_once(machine, monkeypatch):
     monkeypatch.setattr(preflight, "list_gpus", list)
     monkeypatch.setattr(preflight, "cuda_driver_version", lambda: None)
-    monkeypatch.setattr(preflight, "_probe_versions", lambda _python: {"vllm": None})
+    monkeypatch.setattr(preflight, "probe_versions", lambda _python: {"vllm": None})
     machine.injector.unlink()
     with pytest.raises(ConfigError, match=r"injector: (.|\n)*driver: (.|\n)*vllm: .*--python"):
         demand(run_preflight(EngineConfig(), machine))
@@ -60,6 +68,53 @@ def test_a_full_gpu_is_a_warning(machine, monkeypatch):
     found = check(machine, "gpu")
     assert found.status is Status.WARN
     assert "4000 MiB free, the KV cache alone wants 10240 MiB" in found.found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("--kv-cache-memory-bytes", "1G"), Status.OK),
+        (("--kv-cache-memory-bytes=16G",), Status.WARN),
+        (("--kv-cache-memory-bytes", "?"), Status.OK),
+    ],
+)
+def test_the_memory_that_the_user_asks_for_is_what_counts(machine, monkeypatch, arguments, status):
+    monkeypatch.setattr(preflight, "list_gpus", lambda: [Gpu("A", "1", 16000, 4000, "9.0")])
+    assert check(machine, "gpu", arguments=arguments).status is status
+
+
+def command_checks(recording, *command, **config):
+    found = run_command_preflight(ExecConfig(command, recording=recording, **config))
+    return {one.name: one for one in found.checks}
+
+
+def test_a_command_needs_no_port_no_memory_and_no_vllm(machine, monkeypatch):
+    monkeypatch.setattr(preflight, "list_gpus", lambda: [Gpu("A", "1", 16000, 10, "9.0")])
+    checks = command_checks(machine, "true")
+    assert {one.status for one in checks.values()} == {Status.OK}
+    assert "port" not in checks
+    assert "no Python program" in checks["vllm"].found
+
+
+def test_the_interpreter_of_a_command_is_asked_for_versions(machine, monkeypatch):
+    monkeypatch.setattr(preflight, "probe_versions", lambda python: {"vllm": f"0.26.{python}"})
+    assert sys.executable in command_checks(machine, sys.executable, "-c", "")["vllm"].found
+    given = command_checks(machine, "true", python=Path("/venv/python"))["vllm"]
+    assert "0.26./venv/python" in given.found
+
+
+def test_a_command_without_vllm_is_a_warning(machine, monkeypatch):
+    monkeypatch.setattr(preflight, "probe_versions", lambda _python: {"vllm": None})
+    found = command_checks(machine, sys.executable)["vllm"]
+    assert (found.status, "has no vLLM" in found.found) == (Status.WARN, True)
+
+
+def test_a_program_that_is_missing_is_refused(machine):
+    found = run_command_preflight(ExecConfig(("no-such-program",), recording=machine))
+    with pytest.raises(
+        ConfigError, match="command: no-such-program: no such program, or not executable; give"
+    ):
+        demand(found)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +134,7 @@ def test_the_vllm_versions_that_are_known(version, supported):
 
 
 def test_another_vllm_is_a_warning(machine, monkeypatch):
-    monkeypatch.setattr(preflight, "_probe_versions", lambda _python: {"vllm": "0.99"})
+    monkeypatch.setattr(preflight, "probe_versions", lambda _python: {"vllm": "0.99"})
     found = check(machine, "vllm")
     assert found.status is Status.WARN
     assert "0.20 to 0.33" in found.next_step
@@ -118,7 +173,7 @@ def test_gpus_are_read_from_nvidia_smi():
 def test_an_emulated_engine_needs_neither_gpu_nor_vllm(machine, monkeypatch):
     monkeypatch.setattr(preflight, "list_gpus", list)
     monkeypatch.setattr(preflight, "cuda_driver_version", lambda: None)
-    monkeypatch.setattr(preflight, "_probe_versions", lambda _python: {"vllm": None})
+    monkeypatch.setattr(preflight, "probe_versions", lambda _python: {"vllm": None})
     found = run_preflight(EngineConfig(engine="emulator"), machine, emulated=True)
     assert [one.name for one in found.checks] == ["injector", "emulator library", "disk space"]
     demand(found)

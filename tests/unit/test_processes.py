@@ -7,6 +7,7 @@ import time
 import pytest
 
 from kvtrace_cli.capture.processes import ProcessTree
+from kvtrace_cli.config import TimeLimits
 
 MARK = "KVTRACE_TEST_MARK"
 
@@ -41,6 +42,14 @@ def test_a_stray_in_another_session_is_found_by_its_mark_and_ended(leader, tmp_p
     assert leader.pid in {process.pid for process in found}
     assert tree.end(signal.SIGTERM, 5, 0.02)
     assert tree.look() == set()
+
+
+def test_what_lives_on_is_told_and_ended(leader, tmp_path):
+    tree = ProcessTree(leader.pid, f"{MARK}={tmp_path}")
+    assert len(tree.wait_empty(0.2)) == 2
+    assert tree.end_survivors(TimeLimits(terminate_s=5)) == "SIGTERM"
+    assert tree.wait_empty(5) == set()
+    assert tree.end_survivors(TimeLimits()) is None, "there is nothing left to signal"
 
 
 def test_without_its_mark_a_stray_would_be_lost(leader):

@@ -1,3 +1,4 @@
+import io
 import time
 from contextlib import closing
 
@@ -34,9 +35,28 @@ def test_a_terminal_shows_the_counts_while_they_change(monkeypatch, tmp_path):
         monkeypatch.setattr(console, "err", Console(file=file, force_terminal=True, width=100))
         with closing(Progress()) as progress:
             progress.phase("measured request 1")
+            progress.counters(COUNTERS, "3 answered")
+            time.sleep(0.3)
+    assert "3 answered, 125,600 block events" in (tmp_path / "screen").read_text()
+
+
+def test_a_terminal_that_another_program_prints_on_has_no_line_that_changes(monkeypatch, tmp_path):
+    with (tmp_path / "screen").open("w") as file:
+        monkeypatch.setattr(console, "err", Console(file=file, force_terminal=True, width=100))
+        with closing(Progress(live=False)) as progress:
+            progress.phase("the command runs")
             progress.counters(COUNTERS)
             time.sleep(0.3)
-    assert "125,600 block events" in (tmp_path / "screen").read_text()
+    assert (tmp_path / "screen").read_text() == "kvtrace: the command runs\n"
+
+
+def test_a_terminal_that_is_gone_does_not_stop_a_run(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, _text):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(console, "err", Console(file=Gone()))
+    Progress().note("nobody reads this")
 
 
 def test_drops_are_said_even_if_there_are_none():

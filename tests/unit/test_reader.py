@@ -49,7 +49,7 @@ def test_launches_come_back_as_they_were_written(tmp_path):
 
 @pytest.mark.parametrize("count", [16_383, 16_384, 16_385, 40_000])
 def test_records_at_the_edges_of_the_readers_pieces(path, count):
-    event = builders.struct_bytes(abi.EVENTS_STRUCT)
+    event = builders.struct_bytes(abi.EVENTS_STRUCT, event_kind=1)
     name, size = "sequence_low", abi.size_of(abi.EVENTS_STRUCT)
     tags = [field for field in abi.fields(abi.EVENTS_STRUCT) if field.name.startswith("tag")]
     low = next(field for field in abi.fields(abi.EVENTS_STRUCT) if field.name == name)
@@ -138,6 +138,16 @@ def test_wrong_tags_are_refused(path, fault):
     trace.events[33].update(TAG_FAULTS[fault])
     path.write_bytes(trace.event_file())
     with pytest.raises(DumpFormatError, match="event 33 has the tags"):
+        read_events(path)
+
+
+@pytest.mark.parametrize("kind", [0, 3, 255])
+def test_an_event_of_an_unknown_kind_is_refused(path, kind):
+    trace = builders.seven_replays()
+    trace.events[33]["event_kind"] = kind
+    path.write_bytes(trace.event_file())
+    message = rf"event 33 is of kind {kind}, expected 1 \(block_enter\), 2 \(global_store\)"
+    with pytest.raises(DumpFormatError, match=message):
         read_events(path)
 
 

@@ -2,12 +2,16 @@
 
 import random
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from builders import Trace, reconciled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtrace_cli.analysis import joined, matching
+from kvtrace_cli.analysis.joined import store_slices
 from kvtrace_cli.analysis.model import Verdict
 
 
@@ -94,3 +98,67 @@ def test_the_counts_always_add_up(seed, stamps, losses):
     found = sum(blocks.matched_blocks + blocks.unexpected_blocks for blocks in sections)
     assert found == len(trace.events)
     assert all(blocks.missing_blocks >= 0 for blocks in sections)
+
+
+def with_stores(trace, truth, chance):
+    """Return the trace with up to three stores a block, and the launch each truly belongs to.
+
+    The stores of a block come at any time after its entry, and before the block of the same grid
+    id and stamp enters again.
+    """
+    again = Trace(stamps=trace.stamps, launches=trace.launches)
+    waiting, store_truth = {}, []
+
+    def store(key):
+        index, block = waiting[key].pop()
+        again.store(trace.launches[index], block)
+        store_truth.append(index)
+
+    for event, index in zip(trace.events, truth, strict=True):
+        block = tuple(event[f"block_idx_{axis}"] for axis in "xyz")
+        key = (event["grid_id"], event["launch_stamp"], block)
+        while waiting.get(key):
+            store(key)
+        again.enter(trace.launches[index], block)
+        waiting[key] = [(index, block)] * chance.randint(0, 3)
+        while (ready := [one for one in waiting if waiting[one]]) and chance.random() < 0.6:
+            store(chance.choice(ready))
+    for key, left in waiting.items():
+        while left:
+            store(key)
+    return again, store_truth
+
+
+@contextmanager
+def in_slices(count):
+    with (
+        mock.patch.object(joined, "SLICE_EVENTS", count),
+        mock.patch.object(matching, "SLICE_EVENTS", count),
+    ):
+        yield
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    stamps=st.booleans(),
+    streams=st.integers(1, 3),
+    count=st.integers(1, 4),
+    in_slice=st.sampled_from([1, 3, 10, 1000]),
+)
+def test_whatever_the_interleaving_no_store_is_given_to_a_wrong_launch(
+    *, seed, stamps, streams, count, in_slice
+):
+    trace, truth, total = interleaved(
+        seed, stamps=stamps, streams=streams, nodes=2, count=count, losses=0
+    )
+    trace, store_truth = with_stores(trace, truth, random.Random(seed))
+    with tempfile.TemporaryDirectory() as directory, in_slices(in_slice):
+        result = reconciled(Path(directory), trace)
+        stores = [part["launch_index"].to_list() for part in store_slices(result.contexts)]
+    assert result.verdict is Verdict.AGREES
+    assert result.block_events["launch_index"].to_list() == truth
+    assert [index for part in stores for index in part] == store_truth
+    if store_truth:
+        assert (result.stores.recorded, result.stores.unexpected) == (len(store_truth), 0)
+    assert result.files[0].entries_written == total

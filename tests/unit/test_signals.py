@@ -2,7 +2,11 @@ import signal
 
 import pytest
 
-from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
+from kvtrace_cli.capture.signals import (
+    deferred_termination,
+    forwarded_termination,
+    orderly_termination,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -24,3 +28,14 @@ def test_what_must_not_be_torn_is_finished_first():
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["work"]
+
+
+def test_what_is_for_another_program_does_not_stop_us():
+    heard = []
+    with orderly_termination():
+        with forwarded_termination(heard.append):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard == [signal.SIGTERM, signal.SIGINT]

@@ -1,0 +1,69 @@
+"""When measured requests were under way: which launches belong to one, or to several at once."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from kvtrace_cli.dumps.schema import REQUEST_INDEX
+
+# A measured stretch: requests that overlap in time are one. Counted from 0 in the order of time.
+STRETCH: Final = "measured_stretch"
+
+_MAX_UINT64: Final = (1 << 64) - 1
+_STRETCH_SCHEMA: Final = {"begin": pl.UInt64, "end": pl.UInt64, REQUEST_INDEX: pl.UInt32}
+
+
+def measured_windows(requests: Sequence[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    """Return (request_index, begin, end) of each measured request, ns of CLOCK_MONOTONIC.
+
+    A request that never ended has an end in the far future.
+    """
+    return [
+        (
+            request["request_index"],
+            request["host_monotonic_begin_ns"],
+            request.get("host_monotonic_end_ns") or _MAX_UINT64,
+        )
+        for request in requests
+        if request.get("role") == "measured" and request.get("host_monotonic_begin_ns")
+    ]
+
+
+def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -> pl.DataFrame:
+    """Add to each launch the measured stretch it was submitted in.
+
+    Args:
+        launches: with `host_monotonic_ns`.
+        requests: lines of requests.jsonl.
+
+    Returns:
+        `launches` with `measured_stretch` (null outside), and `request_index`: set where exactly
+        one measured request was under way in the whole stretch.
+
+    Units: ns of CLOCK_MONOTONIC on both sides; both ends belong to a stretch.
+    """
+    stretches = pl.DataFrame(_stretches(requests), schema=_STRETCH_SCHEMA, orient="row")
+    launched = pl.col("host_monotonic_ns")
+    # Two stretches may meet in one instant, which is the earlier one's.
+    number = stretches["end"].search_sorted(launches["host_monotonic_ns"], side="left")
+    found = (
+        launches.select("host_monotonic_ns", number.cast(pl.UInt32).alias(STRETCH))
+        .join(stretches.with_row_index(STRETCH), on=STRETCH, how="left", maintain_order="left")
+        .select(
+            pl.when((launched >= pl.col("begin")).fill_null(value=False)).then(name).alias(name)
+            for name in (STRETCH, REQUEST_INDEX)
+        )
+    )
+    return launches.hstack(found)
+
+
+def _stretches(requests: Sequence[dict[str, Any]]) -> list[tuple[int, int, int | None]]:
+    """Return (begin, end, request_index if it is one request's) in the order of time."""
+    found: list[tuple[int, int, int | None]] = []
+    for index, begin, end in sorted(measured_windows(requests), key=lambda window: window[1:]):
+        if found and begin < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end), None)
+        else:
+            found.append((begin, max(begin, end), index))
+    return found

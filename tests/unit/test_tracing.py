@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from kvtrace_cli.capture.libraries import Injector
+from kvtrace_cli.capture.preflight import Preflight
+from kvtrace_cli.capture.tracing import assignments, traced_environment
+from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.dumps.run_dir import RunDir
+
+INJECTOR = Path("/lib/ours.so")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "raw").mkdir()
+    return RunDir(tmp_path)
+
+
+def traced(base, run_dir, recording=None, *, found=True):
+    preflight = Preflight()
+    if found:
+        preflight.injector = Injector(INJECTOR, 1, "build")
+        preflight.sanitizer_library = Path("/lib/sanitizer.so")
+    recording = recording or RecordingConfig()
+    return traced_environment(base, recording, preflight, run_dir, emulated=False)
+
+
+def test_injector_and_plugin_are_told_where_to_write(run_dir):
+    environment = traced({"A": "1"}, run_dir)
+    assert environment["A"] == "1"
+    assert environment["KVTRACE_CONFIG"] == str(run_dir.injector_config)
+    assert environment["CUDA_INJECTION64_PATH"] == str(INJECTOR)
+    assert environment["KVTRACE_STEPS"] == str(run_dir.raw)
+    assert run_dir.injector_config.exists()
+
+
+def test_without_steps_the_plugin_stays_away(run_dir):
+    base = {"KVTRACE_STEPS": "/left/over", "PYTHONPATH": "/mine"}
+    environment = traced(base, run_dir, RecordingConfig(steps=False))
+    assert "KVTRACE_STEPS" not in environment
+    assert environment["PYTHONPATH"] == "/mine"
+
+
+def test_without_recording_nothing_of_an_outer_one_is_left(run_dir):
+    base = {"KVTRACE_STEPS": "/outer", "KVTRACE_CONFIG": "/outer/config", "A": "1"}
+    assert traced(base, run_dir, found=False) == {"A": "1"}
+    assert not run_dir.injector_config.exists()
+
+
+def test_assignments_are_sorted():
+    assert assignments({"B": "2", "A": "1"}) == ["A=1", "B=2"]
