@@ -2,6 +2,8 @@
 
 import argparse
 import logging
+import math
+import os
 import signal
 import socketserver
 import sys
@@ -13,8 +15,15 @@ from kvtrace_cli.emulator.completions import ServedModel
 from kvtrace_cli.emulator.driver import Driver
 from kvtrace_cli.emulator.engine_core import EngineCore
 from kvtrace_cli.emulator.faults import Fault
-from kvtrace_cli.emulator.model_runner import ModelRunner, read_shape
+from kvtrace_cli.emulator.kv_blocks import KvBlockManager
+from kvtrace_cli.emulator.kv_cache import KvCache
+from kvtrace_cli.emulator.model_runner import ModelRunner
+from kvtrace_cli.emulator.model_shape import ModelShape, read_shape
+from kvtrace_cli.emulator.scheduler import Scheduler
 from kvtrace_cli.emulator.server import EmulatorServer, Service
+from kvtrace_cli.emulator.slot_faults import slot_mapper
+from kvtrace_cli.emulator.slot_mapper import SlotMapper
+from kvtrace_cli.emulator.step_log import StepLog
 from kvtrace_cli.emulator.worker import WorkerFront
 from kvtrace_cli.errors import ConfigError
 
@@ -52,17 +61,25 @@ def _serve_until_ended(server: socketserver.BaseServer) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     shape = read_shape(arguments.model)
+    cache = _kv_cache(arguments, shape)
     library = find_emulator_library(arguments.library)
     _LOG.info("EMULATED engine: no GPU, %d layers", shape.layers)
     _LOG.info("Starting to load model %s", arguments.model)
-    runner = ModelRunner(Driver(library), shape, arguments.capture_sizes)
+    driver = Driver(library)
+    mapper = slot_mapper(arguments.fault, cache)
+    runner = ModelRunner(
+        driver,
+        cache,
+        capture_sizes=arguments.capture_sizes,
+        max_batched_tokens=arguments.max_num_batched_tokens,
+        mapper=mapper,
+        steps=StepLog(os.environ, cache),
+    )
+    _LOG.info("%d KV blocks of %d tokens", cache.num_blocks, cache.block_size)
     _LOG.info("Capturing CUDA graphs of sizes %s", arguments.capture_sizes)
     runner.warm_up()
-    core = EngineCore(
-        runner,
-        max_num_seqs=arguments.max_num_seqs,
-        max_batched_tokens=arguments.max_num_batched_tokens,
-    )
+    scheduler = _scheduler(arguments, cache, mapper)
+    core = EngineCore(runner, scheduler, pass_s=arguments.pass_ms / 1000)
     model = ServedModel(arguments.served_model_name, arguments.max_model_len, shape.vocabulary)
     service = Service(core, model, arguments.fault)
     core.start()
@@ -75,12 +92,54 @@ def _serve(arguments: argparse.Namespace) -> None:
         _LOG.info("target blocks that really ran: %d", runner.target_blocks_run)
 
 
+def _kv_cache(arguments: argparse.Namespace, shape: ModelShape) -> KvCache:
+    """Return a cache of the size asked for, or that never runs out.
+
+    Raises:
+        ConfigError: it does not hold one request of the greatest length.
+    """
+    a_request = -(-arguments.max_model_len // arguments.block_size)
+    enough = 1 + arguments.max_num_seqs * a_request  # one for the null block
+    num_blocks = enough if arguments.num_gpu_blocks is None else arguments.num_gpu_blocks
+    if num_blocks < 1 + a_request:
+        raise ConfigError(
+            f"--num-gpu-blocks: found {num_blocks}, expected at least {1 + a_request}: the null "
+            f"block, and a request of --max-model-len {arguments.max_model_len} tokens in blocks "
+            f"of {arguments.block_size}"
+        )
+    return KvCache(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        element_size=shape.element_size,
+        num_blocks=num_blocks,
+        block_size=arguments.block_size,
+    )
+
+
+def _scheduler(arguments: argparse.Namespace, cache: KvCache, mapper: SlotMapper) -> Scheduler:
+    blocks = KvBlockManager(
+        cache.num_blocks, cache.block_size, prefix_caching=arguments.enable_prefix_caching
+    )
+    return Scheduler(
+        blocks,
+        max_num_seqs=arguments.max_num_seqs,
+        max_batched_tokens=arguments.max_num_batched_tokens,
+        choose_shared=mapper.choose_shared,
+    )
+
+
 def _serve_by_worker(arguments: argparse.Namespace) -> None:
     passed = [str(arguments.model), "--served-model-name", arguments.served_model_name]
     passed += ["--max-model-len", str(arguments.max_model_len)]
     passed += ["--max-num-seqs", str(arguments.max_num_seqs)]
     passed += ["--max-num-batched-tokens", str(arguments.max_num_batched_tokens)]
     passed += ["--capture-sizes", ",".join(map(str, arguments.capture_sizes))]
+    passed += ["--block-size", str(arguments.block_size), "--pass-ms", str(arguments.pass_ms)]
+    passed += ["--enable-prefix-caching"] if arguments.enable_prefix_caching else []
+    if arguments.num_gpu_blocks is not None:
+        passed += ["--num-gpu-blocks", str(arguments.num_gpu_blocks)]
     if arguments.library is not None:
         passed += ["--library", str(arguments.library)]
     with WorkerFront((arguments.host, arguments.port), passed) as front:
@@ -97,17 +156,46 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--served-model-name", default="model")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, required=True)
-    serve.add_argument("--max-model-len", type=int, default=1024)
-    serve.add_argument("--max-num-seqs", type=int, default=8)
-    serve.add_argument("--max-num-batched-tokens", type=int, default=512)
+    serve.add_argument("--max-model-len", type=_count, default=1024)
+    serve.add_argument("--max-num-seqs", type=_count, default=8)
+    serve.add_argument("--max-num-batched-tokens", type=_count, default=512)
     serve.add_argument("--capture-sizes", type=_sizes, default=(1, 2, 4, 8))
+    serve.add_argument("--block-size", type=_count, default=16, help="tokens of a KV block")
+    serve.add_argument("--num-gpu-blocks", type=_count, help="default: they never run out")
+    serve.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=False
+    )
+    serve.add_argument(
+        "--pass-ms",
+        type=_milliseconds,
+        default=0,
+        help="least time of a pass: requests that come meanwhile are batched, as on a GPU",
+    )
     serve.add_argument("--library", type=Path, help="libkvtrace_emulator.so; default: ours")
     serve.add_argument("--fault", type=Fault, default=Fault.NONE, choices=list(Fault))
     return parser
 
 
+def _count(text: str) -> int:
+    """Return a number of 1 or more; argparse reports anything else."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number, 1 or more")
+    return int(text)
+
+
+def _milliseconds(text: str) -> float:
+    """Return a time of 0 or more; argparse reports anything else."""
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 <= milliseconds < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected milliseconds, 0 or more")
+    return milliseconds
+
+
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return tuple(_count(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace_cli.emulator.engine_core import Request
+from kvtrace_cli.emulator.request import Request
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -31,8 +31,8 @@ class ServedModel:
         card = {"id": self.name, "object": "model", "owned_by": "kvtrace"}
         return {"object": "list", "data": [card | {"max_model_len": self.max_model_len}]}
 
-    def read_request(self, asked: Any) -> Request:
-        """Check a request.
+    def read_request(self, asked: Any, header_id: str | None) -> Request:
+        """Check a request; `header_id` is its X-Request-Id, which becomes part of its ids.
 
         Raises:
             BadRequestError: it asks for another model, has no token ids, or is too long.
@@ -52,7 +52,8 @@ class ServedModel:
                 f"maximum context length is {self.max_model_len} tokens, "
                 f"found {len(prompt)} + {most}",
             )
-        return Request(tuple(prompt), most, self.vocabulary)
+        completion_id = f"cmpl-{header_id or uuid.uuid4().hex}"
+        return Request(completion_id, tuple(prompt), most, self.vocabulary)
 
     def _is_token(self, value: Any) -> bool:
         return type(value) is int and 0 <= value < self.vocabulary
@@ -64,7 +65,7 @@ class Completion:
     def __init__(self, model: ServedModel, request: Request) -> None:
         self._prompt_tokens = len(request.prompt)
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": request.completion_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,

@@ -1,71 +1,26 @@
-"""Continuous batching: which request has how many rows in the next forward pass."""
+"""Runs passes in a thread of its own as long as there are requests."""
 
 import logging
-import queue
 import threading
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
 
 from kvtrace_cli.emulator.driver import MISALIGNED_ADDRESS, DeviceFaultError
 from kvtrace_cli.emulator.model_runner import ModelRunner
+from kvtrace_cli.emulator.request import EngineDeadError, Request
+from kvtrace_cli.emulator.scheduler import Scheduler, SchedulerOutput
 
 _LOG = logging.getLogger(__name__)
 
 
-class EngineDeadError(Exception):
-    """The engine cannot go on; the text says why."""
-
-
-@dataclass
-class Request:
-    """One completion on its way; its tokens come out of a queue, an exception ends it."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    vocabulary: int
-    prompt_done: int = 0
-    produced: int = 0
-    _out: "queue.SimpleQueue[int | Exception]" = field(default_factory=queue.SimpleQueue)
-
-    def tokens(self) -> Iterator[int]:
-        """Yield the tokens as they are made.
-
-        Raises:
-            EngineDeadError: the engine ended first.
-        """
-        for _ in range(self.max_tokens):
-            token = self._out.get()
-            if isinstance(token, Exception):
-                raise token
-            yield token
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all its tokens are made."""
-        return self.produced == self.max_tokens
-
-    def produce(self) -> None:
-        """Make the next token: the same for the same prompt and place, whatever else runs."""
-        place = self.produced
-        self.produced += 1
-        self._out.put((sum(self.prompt) * 31 + place * 7919) % self.vocabulary)
-
-    def fail(self, error: Exception) -> None:
-        """End it without its tokens."""
-        self._out.put(error)
-
-
 class EngineCore:
-    """Runs passes in a thread of its own as long as there are requests."""
+    """Takes requests in, and lets scheduler and runner do one pass after the other."""
 
-    def __init__(self, runner: ModelRunner, *, max_num_seqs: int, max_batched_tokens: int) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, pass_s: float = 0) -> None:
+        """Begin without requests; a pass lasts `pass_s` seconds at least."""
+        self._pass_s = pass_s
         self._runner = runner
-        self._max_num_seqs = max_num_seqs
-        self._max_batched_tokens = max_batched_tokens
+        self._scheduler = scheduler
         self._changed = threading.Condition()
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
         self._faults_next = False
         self._is_stopping = False
         self._dead: EngineDeadError | None = None
@@ -91,7 +46,7 @@ class EngineCore:
         with self._changed:
             if self._dead is not None:
                 raise self._dead
-            self._waiting.append(request)
+            self._scheduler.add(request)
             self._changed.notify_all()
 
     def fault_next_decode(self) -> None:
@@ -104,10 +59,25 @@ class EngineCore:
         """Whether it still takes requests."""
         return self._dead is None
 
+    def step(self) -> None:
+        """Schedule one pass, run it, and take in what it made.
+
+        Raises:
+            DeviceFaultError: a kernel faulted.
+        """
+        with self._changed:
+            output = self._scheduler.schedule()
+        self._fault_if_asked(output)
+        begin = time.monotonic()
+        self._runner.execute(output)
+        if output.scheduled and self._pass_s:
+            time.sleep(max(0.0, self._pass_s - (time.monotonic() - begin)))
+        self._scheduler.finish_pass(output.scheduled)
+
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._step()
+                self.step()
         except DeviceFaultError as error:
             _LOG.exception("EngineCore encountered a fatal error.")
             self._end(EngineDeadError(f"EngineCore encountered an issue: {error}"))
@@ -115,45 +85,18 @@ class EngineCore:
             self._end(EngineDeadError("the engine was stopped"))
 
     def _wait_for_work(self) -> bool:
+        """Wait for a request; when stopping, only an end that is not told yet is work."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or self._is_stopping)
-            return not self._is_stopping
+            self._changed.wait_for(lambda: self._scheduler.has_work or self._is_stopping)
+            return self._scheduler.is_ending or not self._is_stopping
 
-    def _step(self) -> None:
-        """Schedule and run one pass: a row for each running request, then prompts that fit."""
-        decoding = [one for one in self._running if one.prompt_done == len(one.prompt)]
-        prompt_rows = self._take_prompts(self._max_batched_tokens - len(decoding))
-        if prompt_rows:
-            self._runner.prefill(len(decoding) + prompt_rows)
-        else:
-            self._decode(len(decoding))
-        fresh = [
-            one for one in self._running if not one.produced and one.prompt_done == len(one.prompt)
-        ]
-        for request in {id(one): one for one in (*decoding, *fresh)}.values():
-            request.produce()
-        self._running = [one for one in self._running if not one.is_finished]
-
-    def _decode(self, rows: int) -> None:
-        if self._faults_next:
+    def _fault_if_asked(self, output: SchedulerOutput) -> None:
+        if self._faults_next and output.scheduled and output.is_decode:
             raise DeviceFaultError(MISALIGNED_ADDRESS)
-        self._runner.decode(rows)
-
-    def _take_prompts(self, budget: int) -> int:
-        """Give prompt rows to requests, oldest first, in chunks if need be; return how many."""
-        with self._changed:
-            while self._waiting and len(self._running) < self._max_num_seqs:
-                self._running.append(self._waiting.popleft())
-        given = 0
-        for request in self._running:
-            rows = max(0, min(len(request.prompt) - request.prompt_done, budget - given))
-            request.prompt_done += rows
-            given += rows
-        return given
 
     def _end(self, reason: EngineDeadError) -> None:
         with self._changed:
             self._dead = reason
-            left = [*self._running, *self._waiting]
+            left = self._scheduler.unfinished
         for request in left:
             request.fail(reason)

@@ -18,3 +18,17 @@ class Fault(str, Enum):
     SLOW_START = "slow-start"
     # No fault by itself: a child process owns the GPU, as vLLM's EngineCore does.
     WORKER_PROCESS = "worker-process"
+    # Wrong KV slots, see slot_faults.py: rows of a pass without a request write slot 0.
+    DUMMY_SLOT_ZERO = "dummy-slot-zero"
+    # Padding rows after a prompt's chunk write the slots of the pass before.
+    STALE_PADDING_SLOTS = "stale-padding-slots"
+    # Padding rows write the last slot of the cache.
+    PADDING_LAST_SLOT = "padding-last-slot"
+    # A new request gets a block that a running one writes; it needs two requests at once.
+    FREED_BLOCK_REUSED = "freed-block-reused"
+    # Slots are computed with twice the block size.
+    BLOCK_SIZE_MIXUP = "block-size-mixup"
+    # One layer writes nothing in one decode pass.
+    SKIPPED_LAYER = "skipped-layer"
+    # One layer writes each row one slot further.
+    SHIFTED_LAYER = "shifted-layer"

@@ -1,12 +1,12 @@
 """What a model's forward passes launch: layers, eager passes and captured decode graphs."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvtrace_cli.emulator.driver import Driver
-from kvtrace_cli.errors import ConfigError
+from kvtrace_cli.emulator.driver import CacheWrites, Driver, SlotMapping
+from kvtrace_cli.emulator.kv_cache import KvCache
+from kvtrace_cli.emulator.scheduler import ScheduledRequest, SchedulerOutput
+from kvtrace_cli.emulator.slot_mapper import SlotMapper
+from kvtrace_cli.emulator.step_log import StepLog
 
 # Names as vLLM 0.26 has them; of the target's module, only the target may be recorded.
 TARGET = (
@@ -20,73 +20,77 @@ _GEMM = "nvjet_tst_128x64_64x10_1x2_h_bz_coopA_TNT"
 _ATTENTION = "_ZN5flash24flash_fwd_splitkv_kernelI23Flash_fwd_kernel_traitsEEv"
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """What of a model decides its launches and its answers."""
-
-    layers: int
-    vocabulary: int
-
-
-def read_shape(model: Path) -> ModelShape:
-    """Read the shape from a model's config.json.
-
-    Raises:
-        ConfigError: there is none, or it names no number of layers.
-    """
-    path = model / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return ModelShape(int(config["num_hidden_layers"]), int(config["vocab_size"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be used ({error!r}); expected a model's config.json with "
-            "num_hidden_layers and vocab_size; with --engine emulator use --weights dummy"
-        ) from error
-
-
 class ModelRunner:
     """Owns the graphs. A pass of n rows launches the target once a layer, one block a row."""
 
-    def __init__(self, driver: Driver, shape: ModelShape, capture_sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        cache: KvCache,
+        *,
+        capture_sizes: tuple[int, ...],
+        max_batched_tokens: int,
+        mapper: SlotMapper,
+        steps: StepLog,
+    ) -> None:
+        """Load the kernels.
+
+        Args:
+            driver: runs them.
+            cache: what the target writes.
+            capture_sizes: rows of the passes that become graphs.
+            max_batched_tokens: rows that a pass may have.
+            mapper: says which slot a row writes.
+            steps: is told of every pass.
+        """
         self._driver = driver
-        self._shape = shape
         self._sizes = tuple(sorted(capture_sizes))
-        cache = driver.load_module((TARGET, _ROTARY, _NORM, _SCALES))
+        self._mapper = mapper
+        self._steps = steps
+        kernels = driver.load_module((TARGET, _ROTARY, _NORM, _SCALES))
         rest = driver.load_module((_GEMM, _ATTENTION))
-        self._functions: dict[str, Any] = cache | rest
+        self._functions: dict[str, Any] = kernels | rest
         self._graphs: dict[int, Any] = {}
+        most_rows = max(max_batched_tokens, *self._sizes)
+        self._slots = SlotMapping(driver, most_rows)
+        self._odd_slots: SlotMapping | None = None
+        if mapper.odd_layer is not None:
+            self._odd_slots = SlotMapping(driver, most_rows)
+        self._writes = [self._layer_writes(cache, layer) for layer in range(cache.layers)]
 
     def warm_up(self) -> None:
         """Run each capture size eagerly, then capture it, the largest first, as vLLM does."""
         for rows in reversed(self._sizes):
-            self._layers(rows)
+            self._run_dummy(rows)
+            with self._steps.dummy(rows, "FULL"):
+                self._driver.begin_capture()
+                self._layers(rows)
+                self._graphs[rows] = self._driver.end_capture()
+
+    def execute(self, output: SchedulerOutput) -> None:
+        """Run a pass, or only take in what an output without rows changed.
+
+        One row for each request is a replay, if a graph is large enough; else it is plain launches.
+
+        Raises:
+            DeviceFaultError: a kernel faulted.
+        """
+        if not output.scheduled:
+            self._steps.idle(output.changes)
+            if self._mapper.runs_idle_pass:
+                self._run_dummy(self._sizes[0])
+            return
+        size = self._captured_size(output.rows)
+        padded_rows = size or output.rows
+        captured_mode = "FULL" if output.is_decode else "PIECEWISE"
+        graph_mode = captured_mode if size else "NONE"
+        with self._steps.forward(output, padded_rows, graph_mode):
+            self._set_slots(output.scheduled, padded_rows)
+            if graph_mode == "FULL":
+                self._driver.replay(self._graphs[padded_rows])
+            else:
+                self._layers(padded_rows)
             self._driver.synchronize()
-            self._driver.begin_capture()
-            self._layers(rows)
-            self._graphs[rows] = self._driver.end_capture()
-
-    def prefill(self, rows: int) -> None:
-        """Run a pass that has prompt rows in it: plain launches.
-
-        Raises:
-            DeviceFaultError: a kernel faulted.
-        """
-        self._layers(self._captured_size(rows) or rows)
-        self._driver.synchronize()
-
-    def decode(self, rows: int) -> None:
-        """Run a pass with one row for each running request: a replay, if one is large enough.
-
-        Raises:
-            DeviceFaultError: a kernel faulted.
-        """
-        size = self._captured_size(rows)
-        if size is None:
-            self._layers(rows)
-        else:
-            self._driver.replay(self._graphs[size])
-        self._driver.synchronize()
 
     @property
     def target_blocks_run(self) -> int:
@@ -97,10 +101,36 @@ class ModelRunner:
         """Return the smallest captured size that holds these rows; the rest of it is padding."""
         return next((size for size in self._sizes if size >= rows), None)
 
+    def _run_dummy(self, rows: int) -> None:
+        with self._steps.dummy(rows, "NONE"):
+            slots = self._mapper.dummy_slots(rows)
+            self._slots.set(slots)
+            if self._odd_slots is not None:
+                self._odd_slots.set(slots)
+            self._layers(rows)
+            self._driver.synchronize()
+
+    def _set_slots(self, scheduled: tuple[ScheduledRequest, ...], padded_rows: int) -> None:
+        slots = self._mapper.slots(scheduled, padded_rows)
+        self._slots.set(slots)
+        if self._odd_slots is not None:
+            self._odd_slots.set(self._mapper.odd_layer_slots(scheduled, slots))
+
+    def _layer_writes(self, cache: KvCache, layer_index: int) -> CacheWrites:
+        is_odd = layer_index == self._mapper.odd_layer
+        return CacheWrites(
+            slots=self._odd_slots if is_odd and self._odd_slots is not None else self._slots,
+            key_address=cache.key_address(layer_index),
+            value_address=cache.value_address(layer_index),
+            block_stride=cache.block_stride,
+            offset_stride=cache.offset_stride,
+            block_size=cache.block_size,
+        )
+
     def _layers(self, rows: int) -> None:
-        for _ in range(self._shape.layers):
+        for writes in self._writes:
             self._driver.launch(self._functions[_NORM], 1)
             self._driver.launch(self._functions[_GEMM], 1)
             self._driver.launch(self._functions[_ROTARY], 1)
-            self._driver.launch(self._functions[TARGET], rows)
+            self._driver.launch(self._functions[TARGET], rows, writes=writes)
             self._driver.launch(self._functions[_ATTENTION], 1)

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from kvtrace_cli.emulator.completions import BadRequestError, Completion, ServedModel
-from kvtrace_cli.emulator.engine_core import EngineCore, EngineDeadError, Request
+from kvtrace_cli.emulator.engine_core import EngineCore
 from kvtrace_cli.emulator.faults import Fault
+from kvtrace_cli.emulator.request import EngineDeadError, Request
 
 _SLOW_START_S = 2.0
 _FOREVER_S = 24 * 3600.0
@@ -75,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         service = self.server.service
         try:
             asked = self._read_json()
-            request = service.model.read_request(asked)
+            request = service.model.read_request(asked, self.headers.get("X-Request-Id"))
             service.strike(request)
             service.core.submit(request)
             self._answer(request, asked)

@@ -53,7 +53,9 @@ class _Relay(BaseHTTPRequestHandler):
     def _relay(self, body: bytes) -> None:
         child = HTTPConnection("127.0.0.1", self.server.child_port, timeout=_ANSWER_S)
         try:
-            child.request(self.command, self.path, body)
+            request_id = self.headers.get("X-Request-Id")
+            headers = {"X-Request-Id": request_id} if request_id else {}
+            child.request(self.command, self.path, body, headers)
             answer = child.getresponse()
             self.send_response(answer.status)
             for name in ("Content-Type", "Content-Length"):

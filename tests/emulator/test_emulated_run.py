@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from kvtrace_cli.analysis.reconcile import reconcile
+from kvtrace_cli.analysis.steps import step_tables
+from kvtrace_cli.analysis.stores import located_stores
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import open_run_dir
 
@@ -68,6 +71,32 @@ def test_the_recording_is_what_really_ran(tmp_path):
     assert ran == 40 * (15 + 8 + 8) + 280
     files = list((tmp_path / "run/raw").glob("*.events.kvt"))
     assert [path.stat().st_size for path in files] == [64 + 64 * ran]
+
+
+def test_every_position_is_written_once_in_every_layer_where_its_block_is(tmp_path):
+    done = run(tmp_path / "run", "--record", "writes")
+    assert done.returncode == 0, done.stderr
+    recording = read_recording(open_run_dir(tmp_path / "run", allow_incomplete=False))
+    tables = step_tables(recording)
+    stores = located_stores(reconcile(recording), recording)
+    row = ["process_id", "step_stamp", "row"]
+    written = tables.rows.join(tables.slots, on=row).join(stores, on=row, how="full", coalesce=True)
+    # Eight positions of the warm-up request; eight and seven of the measured one.
+    assert stores.height == written.height == (8 + 15) * 40 * 2
+    assert written.filter(pl.col("written_slot") == pl.col("expected_slot")).height == stores.height
+    measured = written.filter(pl.col("request_id").str.starts_with("cmpl-kvtrace-1-0-"))
+    counts = measured.group_by("position", "part").agg(
+        pl.len().alias("stores"), pl.col("layer_index").n_unique().alias("layers")
+    )
+    assert sorted(counts.rows()) == [
+        (position, part, 40, 40) for position in range(15) for part in ("K", "V")
+    ]
+
+
+def test_a_run_without_steps_writes_none(tmp_path):
+    done = run(tmp_path / "run", "--no-trace")
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "run").rglob("*.steps.jsonl"))
 
 
 def test_json_says_emulated(tmp_path):
@@ -144,6 +173,12 @@ def test_a_worker_process_is_the_one_that_is_recorded(tmp_path):
     journal = next((tmp_path / "run/raw").glob("*.journal.jsonl"))
     attached = json.loads(journal.read_text().splitlines()[0])
     assert events.name == f"{attached['process_id']}-0.events.kvt"
+    (steps,) = (tmp_path / "run/raw").glob("*.steps.jsonl")
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    assert steps.name == f"{attached['process_id']}.steps.jsonl"
+    assert lines[0]["stamped"]
+    ids = [one[0][:-9] for line in lines for one in line.get("admitted", ())]
+    assert ids == ["cmpl-kvtrace-0-0", "cmpl-kvtrace-1-0"]
 
 
 @pytest.mark.parametrize("phase", ["starting the engine", "measured request 1"])
