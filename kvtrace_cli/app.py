@@ -15,7 +15,10 @@ from kvtrace_cli.errors import ExitCode, KvtraceError
 # and only the called one is imported: polars and httpx take longer to load than `--help` may.
 COMMANDS: Final = {
     "run": "Start an engine, send requests, record and reconcile them.",
+    "exec": "Record a command of yours and reconcile it.",
     "reconcile": "Reconcile a run again, from its files alone.",
+    "show": "Print one token's life: step, replay, nodes, slots, addresses.",
+    "audit": "Check every KV-cache write against the slot it was assigned.",
     "doctor": "Check what recording needs on this machine.",
 }
 

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any, ClassVar, Final
 
 from kvtrace_cli.errors import ConfigError
 
@@ -11,6 +12,10 @@ GIB = 1024**3
 MAX_RING_EVENTS = 2**26
 MIN_TABLE_ENTRIES = 16
 MAX_MODEL_LEN_STEP = 1024
+# Token ids that every vocabulary has, none of them a special token.
+SAFE_TOKEN_IDS: Final = range(10, 210)
+# Metadata of a field that the manifest leaves out, because another file of the run has it.
+NOT_IN_MANIFEST: Final[dict[str, Any]] = {"in_manifest": False}
 
 
 class Weights(str, Enum):
@@ -28,6 +33,16 @@ class Bind(str, Enum):
     TARGET_ONLY = "target-only"
 
 
+class Record(str, Enum):
+    """Which events are recorded; each adds to the one before."""
+
+    BLOCKS = "blocks"
+    # Stores to global memory by thread (0,0,0) of each block of a target kernel.
+    WRITES = "writes"
+    # Those of every thread.
+    ALL_WRITES = "all-writes"
+
+
 class Role(str, Enum):
     """What a request is for: `requests.jsonl` says it for each."""
 
@@ -43,29 +58,46 @@ class RequestSpec:
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     stream: bool = False
+    # Not before this long after the first measured request could be sent.
+    start_after_s: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of context that it needs."""
+        return len(self.prompt_token_ids) + self.max_tokens
 
 
 @dataclass(frozen=True)
 class RequestPlan:
-    """How many requests of which size; one warm-up comes first."""
+    """Which requests are sent, and how many at once; one warm-up comes first, alone.
+
+    Those of a request file, `listed`, take the place of `repeat` equal ones.
+    """
 
     prompt_tokens: int = 8
     max_tokens: int = 8
     warmup_max_tokens: int = 1
     repeat: int = 1
     stream: bool = False
+    concurrency: int = 1
+    file: Path | None = None
+    listed: tuple[RequestSpec, ...] = field(default=(), metadata=NOT_IN_MANIFEST)
 
     def __post_init__(self) -> None:
         # A 1-token prompt may be scheduled as a decode: one replay too many.
         _at_least("--prompt-tokens", self.prompt_tokens, 2)
         _at_least("--max-tokens", self.max_tokens, 1)
         _at_least("--repeat", self.repeat, 1)
+        _at_least("--concurrency", self.concurrency, 1)
 
     def specs(self) -> tuple[RequestSpec, ...]:
         """Return the warm-up and the measured requests, in the order they are sent."""
-        # Ids that every vocabulary has, none of them a special token.
-        prompt = tuple(10 + index % 200 for index in range(self.prompt_tokens))
+        prompt = tuple(
+            SAFE_TOKEN_IDS[index % len(SAFE_TOKEN_IDS)] for index in range(self.prompt_tokens)
+        )
         warmup = RequestSpec(Role.WARMUP, prompt, self.warmup_max_tokens)
+        if self.listed:
+            return (warmup, *self.listed)
         measured = RequestSpec(Role.MEASURED, prompt, self.max_tokens, self.stream)
         return (warmup, *(measured for _ in range(self.repeat)))
 
@@ -81,6 +113,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     kv_cache_memory_bytes: int = 8 * GIB
+    prefix_caching: bool = False
     attention_backend: str = "FLASH_ATTN"
     flash_attention: int | None = None
     cudagraph_mode: str = "FULL_AND_PIECEWISE"
@@ -88,6 +121,12 @@ class EngineConfig:
     arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _at_least("--max-num-seqs", self.max_num_seqs, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens: found {self.max_num_batched_tokens}, expected "
+                f"{self.max_num_seqs} or more, the sequences of --max-num-seqs; raise it"
+            )
         if self.flash_attention not in (None, 2, 3):
             raise ConfigError(
                 f"--flash-attention: found {self.flash_attention}, expected 2 or 3; "
@@ -112,6 +151,9 @@ class RecordingConfig:
     """What the injector records, and how it gets into the engine."""
 
     enabled: bool = True
+    record: Record = Record.BLOCKS
+    # The engine plug-in: which step ran which rows of which request, and where the KV tensors are.
+    steps: bool = True
     kernels: tuple[str, ...] = ("reshape_and_cache_flash_kernel",)
     ring_events: int = 1_048_576
     launch_records: int = 65_536
@@ -176,11 +218,39 @@ class RunConfig:
     recording: RecordingConfig = field(default_factory=RecordingConfig)
     limits: TimeLimits = field(default_factory=TimeLimits)
 
+    subcommand: ClassVar[str] = "run"
+
+    @property
+    def engine_name(self) -> str:
+        """The engine that is traced."""
+        return self.engine.engine
+
     @property
     def max_model_len(self) -> int:
-        """Tokens of context to ask for: the least multiple of 1024 that holds the request."""
-        tokens = self.requests.prompt_tokens + self.requests.max_tokens
+        """Tokens of context to ask for: the least multiple of 1024 that holds every request."""
+        tokens = max(spec.total_tokens for spec in self.requests.specs())
         return -(-tokens // MAX_MODEL_LEN_STEP) * MAX_MODEL_LEN_STEP
+
+
+@dataclass(frozen=True)
+class ExecConfig:
+    """One command of the user's: what is recorded of it, whatever it starts."""
+
+    command: tuple[str, ...]
+    engine_name: str = EngineConfig.engine
+    # Only asked for its versions; null: the one that runs the command, if that can be told.
+    python: Path | None = None
+    out: Path | None = None
+    force: bool = False
+    recording: RecordingConfig = field(default_factory=RecordingConfig)
+    limits: TimeLimits = field(default_factory=TimeLimits)
+
+    subcommand: ClassVar[str] = "exec"
+
+
+def default_max_num_seqs(concurrency: int) -> int:
+    """Return how many sequences the engine must run at once so that none has to wait."""
+    return max(EngineConfig.max_num_seqs, concurrency)
 
 
 def _at_least(option: str, value: int, least: int) -> None:

@@ -64,7 +64,11 @@ class EngineClient:
         self._model = model
         self._health_s = limits.health_s
         self._http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=limits.request_s, trust_env=False
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=limits.request_s,
+            # As many as are asked for at once: a request that waits here would be timed wrongly.
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
         )
 
     def close(self) -> None:

@@ -57,7 +57,8 @@ class VllmEngine:
         command += ["--max-num-seqs", str(engine.max_num_seqs)]
         command += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
         command += ["--kv-cache-memory-bytes", str(engine.kv_cache_memory_bytes)]
-        command += ["--no-enable-prefix-caching", "--async-scheduling"]
+        caching = "enable" if engine.prefix_caching else "no-enable"
+        command += [f"--{caching}-prefix-caching", "--async-scheduling"]
         command += ["--attention-backend", engine.attention_backend]
         if engine.flash_attention is not None:
             command += [f"--attention-config.flash_attn_version={engine.flash_attention}"]
@@ -97,6 +98,8 @@ class EmulatorEngine:
         command += ["--max-num-seqs", str(engine.max_num_seqs)]
         command += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
         command += ["--capture-sizes", ",".join(map(str, engine.capture_sizes))]
+        if engine.prefix_caching:
+            command += ["--enable-prefix-caching"]
         if config.recording.sanitizer_library is not None:
             library = find_emulator_library(config.recording.sanitizer_library)
             command += ["--library", str(library)]

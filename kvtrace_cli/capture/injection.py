@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtrace_cli.config import Bind, RecordingConfig
+from kvtrace_cli.config import Bind, Record, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -105,6 +105,10 @@ def _flags(recording: RecordingConfig, *, emulated: bool) -> int:
         flags |= abi.constant("KVTRACE_CONFIG_ONE_SHOT")
     if not recording.stamps:
         flags |= abi.constant("KVTRACE_CONFIG_NO_STAMPS")
+    if recording.record is not Record.BLOCKS:
+        flags |= abi.constant("KVTRACE_CONFIG_WRITES")
+    if recording.record is Record.ALL_WRITES:
+        flags |= abi.constant("KVTRACE_CONFIG_ALL_WRITES")
     return flags
 
 

@@ -19,6 +19,8 @@ class LiveCounters:
     launches: int = 0
     dropped: int = 0
     patched: bool = False
+    # Whether events are stores too, so that they are more than the blocks.
+    with_stores: bool = False
     first_failure: str | None = None
 
     @property
@@ -39,6 +41,7 @@ def read_counters(raw_dir: Path) -> LiveCounters:
         launches=sum(one.record_count for one in launches),
         dropped=sum(one.dropped_count for one in (*events, *launches)),
         patched=any(one.flags & abi.constant("KVTRACE_FILE_PATCHED") for one in headers),
+        with_stores=any(one.flags & abi.constant("KVTRACE_FILE_WRITES") for one in events),
         first_failure=_site_name(failures[0]) if failures else None,
     )
 

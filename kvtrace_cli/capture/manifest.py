@@ -1,6 +1,7 @@
 """The manifest of a run, typed: a number that is not known is null, never an empty string."""
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 from kvtrace_cli import __version__
 from kvtrace_cli.capture.gpus import Gpu
 from kvtrace_cli.capture.live import LiveCounters
-from kvtrace_cli.config import RunConfig
+from kvtrace_cli.capture.preflight import Preflight
+from kvtrace_cli.config import ExecConfig, RunConfig
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +40,10 @@ class Outcome:
     first_failure: str | None = None
     engine_exit_status: int | None = None
     engine_last_signal: str | None = None
+    # Of the user's command under `kvtrace exec`; negative for a signal.
+    command_exit_status: int | None = None
+    # Signals that kvtrace was sent and handed on to it, in their order.
+    command_signals: tuple[str, ...] = ()
 
     def with_counters(self, counters: LiveCounters) -> "Outcome":
         """Return the outcome with what was recorded up to now."""
@@ -55,10 +61,12 @@ class Outcome:
 class Manifest:
     """What was asked, with what, the exact command, and the outcome."""
 
-    config: RunConfig
+    config: RunConfig | ExecConfig
     command: tuple[str, ...]
+    working_directory: Path
     environment: dict[str, str]
-    model_source: str
+    # Null for a command of the user's.
+    model_source: str | None
     versions: dict[str, str | None]
     gpus: tuple[Gpu, ...]
     injector_path: Path | None
@@ -69,16 +77,41 @@ class Manifest:
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
     )
 
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig | ExecConfig,
+        preflight: Preflight,
+        *,
+        command: Sequence[str],
+        working_directory: Path,
+        model_source: str | None = None,
+    ) -> "Manifest":
+        """Return the manifest of a run that has not begun yet."""
+        injector = preflight.injector
+        return cls(
+            config=config,
+            command=tuple(command),
+            working_directory=working_directory,
+            environment={},
+            model_source=model_source,
+            versions=preflight.versions | {"cuda_driver": preflight.cuda_driver},
+            gpus=tuple(preflight.gpus),
+            injector_path=injector.path if injector else None,
+            injector_build=injector.build if injector else None,
+            sanitizer_library=preflight.sanitizer_library,
+        )
+
     def to_document(self) -> dict[str, Any]:
         """Return the manifest as what JSON knows."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         head = {
             "schema_version": SCHEMA_VERSION,
             "kvtrace_version": __version__,
-            "engine": self.config.engine.engine,
+            "subcommand": self.config.subcommand,
+            "engine": self.config.engine_name,
             "traced": self.config.recording.enabled,
         }
-        return head | {name: _plain(value) for name, value in fields.items()}
+        return head | {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
 
 
 def _plain(value: Any) -> Any:
@@ -90,6 +123,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+    if is_dataclass(value):
+        shown = (one for one in fields(value) if one.metadata.get("in_manifest", True))
+        return {one.name: _plain(getattr(value, one.name)) for one in shown}
     return value

@@ -1,16 +1,15 @@
 """Look at this machine before a run, so that what cannot work fails in a second, not in minutes."""
 
-import json
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from kvtrace_cli.capture.engine_memory import kv_cache_memory_bytes
 from kvtrace_cli.capture.gpus import Gpu, cuda_driver_version, list_gpus
 from kvtrace_cli.capture.injection import check_environment
 from kvtrace_cli.capture.libraries import (
@@ -19,28 +18,22 @@ from kvtrace_cli.capture.libraries import (
     find_injector,
     find_sanitizer_library,
 )
-from kvtrace_cli.config import EngineConfig, RecordingConfig
+from kvtrace_cli.capture.program import find_program, interpreter_of
+from kvtrace_cli.capture.vllm_version import (
+    NEWEST_VLLM,
+    OLDEST_VLLM,
+    is_supported_vllm,
+    probe_versions,
+)
+from kvtrace_cli.config import EngineConfig, ExecConfig, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
-OLDEST_VLLM = (0, 20)
-NEWEST_VLLM = (0, 33)
 MIB = 1024**2
 # The model comes on top, and so does what the engine needs to compute.
 _MEMORY_MARGIN_MIB = 2048
 _DISK_WANTED_MIB = 1024
 _DISK_LEAST_MIB = 128
-_PROBE_TIMEOUT_S = 60
-_VERSION_PROBE = """
-import importlib.metadata as m, json, platform
-found = {"python": platform.python_version()}
-for name in ("vllm", "torch"):
-    try:
-        found[name] = m.version(name)
-    except m.PackageNotFoundError:
-        found[name] = None
-print(json.dumps(found))
-"""
 
 
 class Status(str, Enum):
@@ -90,19 +83,29 @@ def run_preflight(
     An emulated engine needs neither GPU nor vLLM, so neither is looked for.
     """
     found = Preflight()
-    if recording.enabled:
-        found.checks.append(_check_injector(recording, found))
-    if emulated:
-        found.checks.append(_check_emulator(recording, found))
-        found.versions = {"python": platform.python_version()}
-    else:
-        if recording.enabled:
-            found.checks.append(_check_sanitizer(recording, found))
-        found.checks += [_check_driver(found), _check_gpus(engine, found)]
-        found.checks.append(_check_vllm(engine, found))
+    _check_libraries(recording, found, emulated=emulated)
+    if not emulated:
+        found.checks += [_check_driver(found), _check_gpus(kv_cache_memory_bytes(engine), found)]
+        found.checks.append(_check_vllm(engine.python, found))
     if engine.port is not None:
         found.checks.append(_check_port(engine.port))
     found.checks.append(_check_disk(out or Path.cwd()))
+    return found
+
+
+def run_command_preflight(config: ExecConfig, *, emulated: bool = False) -> Preflight:
+    """Check what recording a command of the user's needs; never raises for what it finds.
+
+    Which vLLM it uses, if any, is its own matter: it is looked for to be written down.
+    """
+    found = Preflight()
+    program = find_program(config.command[0])
+    found.checks.append(_check_program(config.command[0], program))
+    _check_libraries(config.recording, found, emulated=emulated)
+    if not emulated:
+        found.checks += [_check_driver(found), _check_gpus(None, found)]
+        found.checks.append(_note_vllm(config.python, program, found))
+    found.checks.append(_check_disk(config.out or Path.cwd()))
     return found
 
 
@@ -116,6 +119,27 @@ def demand(preflight: Preflight) -> None:
     if failed:
         lines = [f"{check.name}: {check.found}; {check.next_step}" for check in failed]
         raise ConfigError("this run cannot work here:\n  " + "\n  ".join(lines))
+
+
+def _check_libraries(recording: RecordingConfig, found: Preflight, *, emulated: bool) -> None:
+    if recording.enabled:
+        found.checks.append(_check_injector(recording, found))
+    if emulated:
+        found.checks.append(_check_emulator(recording, found))
+        found.versions = {"python": platform.python_version()}
+    elif recording.enabled:
+        found.checks.append(_check_sanitizer(recording, found))
+
+
+def _check_program(name: str, program: Path | None) -> Check:
+    if program is not None:
+        return Check("command", Status.OK, str(program))
+    return Check(
+        "command",
+        Status.FAIL,
+        f"{name}: no such program, or not executable",
+        "give a program that is in PATH, or its path, after `--`",
+    )
 
 
 def _check_injector(recording: RecordingConfig, found: Preflight) -> Check:
@@ -179,13 +203,14 @@ def _check_driver(found: Preflight) -> Check:
     )
 
 
-def _check_gpus(engine: EngineConfig, found: Preflight) -> Check:
+def _check_gpus(kv_cache_bytes: int | None, found: Preflight) -> Check:
+    """See whether the KV cache fits, if its size is known."""
     if not found.gpus:
         return Check(
             "gpu", Status.WARN, "nvidia-smi names none", "see whether `nvidia-smi` works here"
         )
     names = ", ".join(f"{gpu.name} (sm {gpu.compute_capability})" for gpu in found.gpus)
-    wanted = engine.kv_cache_memory_bytes // MIB + _MEMORY_MARGIN_MIB
+    wanted = 0 if kv_cache_bytes is None else kv_cache_bytes // MIB + _MEMORY_MARGIN_MIB
     free = [gpu.memory_free_mib for gpu in found.gpus if gpu.memory_free_mib is not None]
     if free and max(free) < wanted:
         return Check(
@@ -197,14 +222,25 @@ def _check_gpus(engine: EngineConfig, found: Preflight) -> Check:
     return Check("gpu", Status.OK, names + (f", {max(free)} MiB free" if free else ""))
 
 
-def _check_vllm(engine: EngineConfig, found: Preflight) -> Check:
+def _note_vllm(given: Path | None, program: Path | None, found: Preflight) -> Check:
+    """Write the versions down; a command without vLLM may be meant so."""
+    python = given or (interpreter_of(program) if program is not None else None)
+    if python is None:
+        return Check(
+            "vllm", Status.OK, "not looked for: the command is no Python program (see --python)"
+        )
+    check = _check_vllm(python, found)
+    return replace(check, status=Status.WARN) if check.status is Status.FAIL else check
+
+
+def _check_vllm(python: Path, found: Preflight) -> Check:
     try:
-        found.versions = _probe_versions(engine.python)
+        found.versions = probe_versions(python)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return Check(
             "vllm",
             Status.FAIL,
-            f"{engine.python} does not run: {error}",
+            f"{python} does not run: {error}",
             "name the Python interpreter that has vLLM with --python",
         )
     version = found.versions.get("vllm")
@@ -212,7 +248,7 @@ def _check_vllm(engine: EngineConfig, found: Preflight) -> Check:
         return Check(
             "vllm",
             Status.FAIL,
-            f"{engine.python} has no vLLM",
+            f"{python} has no vLLM",
             "name the Python interpreter that has vLLM with --python, or install it there",
         )
     text = f"vLLM {version}, torch {found.versions.get('torch') or 'absent'}"
@@ -225,31 +261,6 @@ def _check_vllm(engine: EngineConfig, found: Preflight) -> Check:
             f"kvtrace knows {oldest} to {newest}; check that the kernel and the flags still exist",
         )
     return Check("vllm", Status.OK, text)
-
-
-def is_supported_vllm(version: str) -> bool:
-    """Say whether a version such as 0.26.0+cu130 is one that kvtrace knows."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        return False
-    return OLDEST_VLLM <= (int(numbers.group(1)), int(numbers.group(2))) <= NEWEST_VLLM
-
-
-def _probe_versions(python: Path) -> dict[str, str | None]:
-    answer = subprocess.run(
-        [str(python), "-c", _VERSION_PROBE],
-        capture_output=True,
-        text=True,
-        timeout=_PROBE_TIMEOUT_S,
-        check=False,
-    )
-    if answer.returncode != 0:
-        reason = answer.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise ValueError(f"exit status {answer.returncode}: {reason[0]}")
-    versions = json.loads(answer.stdout)
-    if not isinstance(versions, dict):
-        raise ValueError(f"unexpected answer {answer.stdout[:80]!r}")  # noqa: TRY004  one except
-    return versions
 
 
 def _check_port(port: int) -> Check:

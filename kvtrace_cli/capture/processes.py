@@ -9,7 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtrace_cli.config import TimeLimits
+
+# Only marks the processes of a run, so that they can be found; nothing reads it as a setting.
+RUN_VARIABLE = "KVTRACE_RUN_DIR"
 _ZOMBIE = "Z"
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,25 @@ class ProcessTree:
                 _signal_all(living, number)  # what was forked since
             time.sleep(poll_s)
         return True
+
+    def wait_empty(self, within_s: float) -> set[ProcessId]:
+        """Give those that end with their parent time to do so; return what lives then."""
+        deadline = time.monotonic() + within_s
+        while (living := self.look()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return living
+
+    def end_survivors(self, limits: TimeLimits) -> str | None:
+        """End all that live: SIGTERM, then SIGKILL; return the last signal that was needed."""
+        last = None
+        for number, within_s in (
+            (signal.SIGTERM, limits.terminate_s),
+            (signal.SIGKILL, limits.kill_s),
+        ):
+            if self.look():
+                last = number.name
+                self.end(number, within_s, _POLL_S)
+        return last
 
 
 def _signal_all(processes: Iterable[ProcessId], number: signal.Signals) -> None:

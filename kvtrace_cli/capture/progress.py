@@ -1,5 +1,7 @@
 """Say on stderr what a run is doing: a live line on a terminal, else one line a phase."""
 
+from contextlib import suppress
+
 from rich.status import Status
 
 from kvtrace_cli import console
@@ -7,12 +9,18 @@ from kvtrace_cli.capture.live import LiveCounters
 
 
 class Progress:
-    """The phases of one run, with the counts of the recording where there are any."""
+    """The phases of one run, with the counts of the recording where there are any.
 
-    def __init__(self, *, verbose: bool = False) -> None:
+    Args:
+        verbose: print details too.
+        live: keep a line that changes on a terminal; not while another program prints there.
+    """
+
+    def __init__(self, *, verbose: bool = False, live: bool = True) -> None:
         self._verbose = verbose
         self._phase: str | None = None
-        self._status = Status("", console=console.err) if console.err.is_terminal else None
+        is_live = live and console.err.is_terminal
+        self._status = Status("", console=console.err) if is_live else None
         if self._status is not None:
             self._status.start()
 
@@ -31,10 +39,11 @@ class Progress:
         else:
             self._status.update(name)
 
-    def counters(self, counters: LiveCounters) -> None:
-        """Show what was recorded so far; only a terminal shows it while it changes."""
+    def counters(self, counters: LiveCounters, said: str | None = None) -> None:
+        """Show what was recorded so far, `said` first; only a terminal shows it as it changes."""
         if self._status is not None and self._phase is not None:
-            self._status.update(f"{self._phase}: {describe_counters(counters)}")
+            shown = ", ".join([*([said] if said else []), describe_counters(counters)])
+            self._status.update(f"{self._phase}: {shown}")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -48,11 +57,14 @@ class Progress:
 
 def describe_counters(counters: LiveCounters) -> str:
     """Say what was recorded, drops included even if there are none."""
+    kind = "block and store events" if counters.with_stores else "block events"
     return (
-        f"{counters.events:,} block events, {counters.launches:,} launch records, "
+        f"{counters.events:,} {kind}, {counters.launches:,} launch records, "
         f"{counters.dropped:,} dropped"
     )
 
 
 def _say(text: str) -> None:
-    console.err.print(text, markup=False, highlight=False, soft_wrap=True)
+    # A terminal that was closed is no reason to leave an engine behind.
+    with suppress(OSError):
+        console.err.print(text, markup=False, highlight=False, soft_wrap=True)

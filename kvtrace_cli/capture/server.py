@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtrace_cli.capture.processes import ProcessTree
+from kvtrace_cli.capture.processes import RUN_VARIABLE, ProcessTree
 from kvtrace_cli.capture.server_log import ServerLog
 from kvtrace_cli.capture.signals import deferred_termination
 from kvtrace_cli.config import TimeLimits
 from kvtrace_cli.errors import RunFailedError
 
-# Only marks the engine's processes, so that they can be found; nothing reads it as a setting.
-RUN_VARIABLE = "KVTRACE_RUN_DIR"
 _POLL_S = 0.1
 
 
@@ -132,10 +130,10 @@ class Server:
                 last = signal.SIGINT.name
                 self._process.send_signal(signal.SIGINT)
                 self.wait_exit(wait_s)
-            self._wait_empty(limits)
+            self._tree.wait_empty(limits.settle_s)
         finally:
             with deferred_termination():
-                last = self._end_survivors(limits) or last
+                last = self._tree.end_survivors(limits) or last
         left = tuple(sorted(process.pid for process in self._tree.look()))
         return StopResult(self._process.poll(), last, left)
 
@@ -145,24 +143,6 @@ class Server:
         while self._process.poll() is None and time.monotonic() < deadline:
             self._tree.look()
             time.sleep(_POLL_S)
-
-    def _wait_empty(self, limits: TimeLimits) -> None:
-        """Give helpers that end with their parent, such as resource trackers, time to do so."""
-        deadline = time.monotonic() + limits.settle_s
-        while self._tree.look() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-
-    def _end_survivors(self, limits: TimeLimits) -> str | None:
-        last = None
-        for number, within_s in (
-            (signal.SIGTERM, limits.terminate_s),
-            (signal.SIGKILL, limits.kill_s),
-        ):
-            if self._tree.look():
-                last = number.name
-                self._tree.end(number, within_s, _POLL_S)
-            self._process.poll()
-        return last
 
 
 def describe(status: int) -> str:

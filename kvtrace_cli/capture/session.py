@@ -2,52 +2,34 @@
 
 import os
 import shlex
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvtrace_cli.capture.client import EngineClient, RequestRecord
 from kvtrace_cli.capture.engine import Engine, find_engine
-from kvtrace_cli.capture.injection import (
-    CONFIG_VARIABLE,
-    compose_environment,
-    write_injector_config,
-)
-from kvtrace_cli.capture.live import LiveCounters, read_counters, wait_quiet
-from kvtrace_cli.capture.manifest import Manifest, Outcome, RunStatus
+from kvtrace_cli.capture.ledger import Ledger, Recorded
+from kvtrace_cli.capture.live import wait_quiet
+from kvtrace_cli.capture.manifest import Manifest
 from kvtrace_cli.capture.model import Model, resolve_model
-from kvtrace_cli.capture.preflight import Preflight, Status, demand, run_preflight
-from kvtrace_cli.capture.progress import Progress, describe_counters
-from kvtrace_cli.capture.run_dir import (
-    append_request,
-    create_run_dir,
-    mark_complete,
-    write_manifest,
-)
+from kvtrace_cli.capture.preflight import Preflight, run_preflight
+from kvtrace_cli.capture.progress import Progress
+from kvtrace_cli.capture.run_dir import append_request, create_run_dir
+from kvtrace_cli.capture.sending import Sending
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
-from kvtrace_cli.capture.unbound import journalled_unbound_functions
-from kvtrace_cli.config import RequestSpec, RunConfig
+from kvtrace_cli.capture.tracing import assignments, demand_machine, traced_environment
+from kvtrace_cli.config import RequestSpec, Role, RunConfig
 from kvtrace_cli.dumps.run_dir import RunDir
 from kvtrace_cli.errors import RunFailedError
 
-NOT_ATTACHED = (
-    "the injector never attached: no process patched a module that holds a wanted kernel, so "
-    "nothing can be said of the cache writes; see `kvtrace doctor`, the server.log, "
-    "and whether --kernel names what this model uses"
-)
-
 
 @dataclass(frozen=True)
-class RunResult:
-    """A run that ended in order."""
+class RunResult(Recorded):
+    """A run that ended in order, with its answers in the order of the requests."""
 
-    run_dir: RunDir
-    manifest: Manifest
     requests: tuple[RequestRecord, ...]
-    counters: LiveCounters
 
 
 def record_run(config: RunConfig, progress: Progress) -> RunResult:
@@ -70,26 +52,25 @@ def record_run(config: RunConfig, progress: Progress) -> RunResult:
         preflight = run_preflight(
             config.engine, config.recording, config.out, emulated=engine.is_emulated
         )
-        for check in preflight.checks:
-            say = progress.note if check.status is Status.WARN else progress.detail
-            say(f"{check.status.value}: {check.name}: {check.found}")
-        demand(preflight)
+        demand_machine(preflight, progress)
         run_dir = create_run_dir(config.out, force=config.force)
         session = _Session(config, engine, model, run_dir, preflight=preflight, progress=progress)
         return session.run(os.environ)
 
 
-def _why(record: RequestRecord, server: Server) -> str:
-    """Say why a request failed, and how the engine is since."""
-    tokens = len(record.returned_token_ids or ())
-    reason = f"{record.role} request {record.request_index} failed: {record.error}"
+def _why(failed: Sequence[RequestRecord], unsent: int, server: Server) -> str:
+    """Say which requests failed, why the first of them did, and how the engine is since."""
+    first, *others = failed
+    tokens = len(first.returned_token_ids or ())
+    reason = f"{first.role} request {first.request_index} failed: {first.error} ({tokens} tokens)"
+    if others:
+        indexes = ", ".join(str(record.request_index) for record in others)
+        reason += f"; also failed: {indexes}"
+    if unsent:
+        reason += f"; {unsent} more were not sent"
     status = server.exit_status
     ended = "" if status is None else f"; the engine ended, {describe(status)}"
-    return f"{reason} ({tokens} tokens){ended}; {server.log.tail()}"
-
-
-def _assignments(environment: Mapping[str, str]) -> list[str]:
-    return [f"{name}={text}" for name, text in sorted(environment.items())]
+    return f"{reason}{ended}; {server.log.tail()}"
 
 
 class _Session:
@@ -111,63 +92,46 @@ class _Session:
         self._preflight = preflight
         self._run_dir = run_dir
         self._progress = progress
-        self._outcome = Outcome()
         self._records: list[RequestRecord] = []
         self._port = config.engine.port or free_port()
         self._command = engine.command(config, model, self._port)
-        self._manifest = self._describe()
+        self._ledger = Ledger(run_dir, self._describe())
 
     def run(self, base: Mapping[str, str]) -> RunResult:
         """Run the engine and the requests, whatever happens leaving no process behind."""
         try:
             environment = self._environment(base)
-            ours = {name: text for name, text in environment.items() if base.get(name) != text}
-            self._manifest = replace(self._manifest, environment=ours)
-            self._progress.detail(shlex.join([*_assignments(ours), *self._command]))
-            self._save(self._outcome)
+            ours = self._ledger.begin(environment, base)
+            self._progress.detail(shlex.join([*assignments(ours), *self._command]))
             self._serve(environment)
         except BaseException as error:
             with deferred_termination():
-                self._give_up(error)
+                self._ledger.give_up(error)
             if isinstance(error, RunFailedError):
-                raise RunFailedError(f"{error}\n{self._what_is_left()}") from error
+                raise RunFailedError(f"{error}\n{self._ledger.what_is_left()}") from error
             raise
         with deferred_termination():
-            self._save(replace(self._outcome, status=RunStatus.COMPLETE))
-            mark_complete(self._run_dir)
-        return RunResult(self._run_dir, self._manifest, tuple(self._records), self._counters())
+            self._ledger.complete()
+        records = sorted(self._records, key=lambda record: record.request_index)
+        counters = self._ledger.counters()
+        return RunResult(self._run_dir, self._ledger.manifest, counters, tuple(records))
 
     def _environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        environment = self._engine.environment(base, self._model)
-        injector, sanitizer = self._preflight.injector, self._preflight.sanitizer_library
-        if injector is None or sanitizer is None:
-            environment.pop(CONFIG_VARIABLE, None)
-            return environment
-        config_path = self._run_dir.injector_config.absolute()
-        write_injector_config(
-            config_path,
+        return traced_environment(
+            self._engine.environment(base, self._model),
             self._config.recording,
-            raw_dir=self._run_dir.raw.absolute(),
-            sanitizer_library=sanitizer,
+            self._preflight,
+            self._run_dir,
             emulated=self._engine.is_emulated,
-        )
-        return compose_environment(
-            environment, self._config.recording, injector=injector.path, config_path=config_path
         )
 
     def _describe(self) -> Manifest:
-        found = self._preflight
-        injector = found.injector
-        return Manifest(
-            config=self._config,
-            command=tuple(self._command),
-            environment={},
+        return Manifest.of(
+            self._config,
+            self._preflight,
+            command=self._command,
+            working_directory=self._run_dir.path.absolute(),
             model_source=self._model.source,
-            versions=found.versions | {"cuda_driver": found.cuda_driver},
-            gpus=tuple(found.gpus),
-            injector_path=injector.path if injector else None,
-            injector_build=injector.build if injector else None,
-            sanitizer_library=found.sanitizer_library,
         )
 
     def _serve(self, environment: Mapping[str, str]) -> None:
@@ -185,8 +149,7 @@ class _Session:
                         log_path=self._run_dir.server_log,
                     )
                 self._await_ready(server, client)
-                for index, spec in enumerate(self._config.requests.specs()):
-                    self._ask(server, client, index, spec)
+                self._ask_all(server, client)
                 self._settle()
                 self._check_lived(server, client)
             finally:
@@ -199,37 +162,46 @@ class _Session:
         def show() -> None:
             if server.log.phase is not None:
                 self._progress.phase(server.log.phase)
-            self._progress.counters(self._counters())
+            self._progress.counters(self._ledger.counters())
 
         server.wait_ready(client.is_healthy, self._config.limits, show)
-        self._outcome = replace(self._outcome, ready_s=round(time.monotonic() - begin, 3))
+        self._ledger.note(ready_s=round(time.monotonic() - begin, 3))
         self._progress.phase("ready")
-        if self._config.recording.enabled and not self._counters().attached:
+        if self._config.recording.enabled and not self._ledger.counters().attached:
             self._progress.note("the engine is ready, but the injector has not attached to it")
 
-    def _ask(self, server: Server, client: EngineClient, index: int, spec: RequestSpec) -> None:
-        self._progress.phase(f"{spec.role.value} request {index}")
-        record = self._send(client, index, spec)
-        append_request(self._run_dir, record.to_json())
-        self._records.append(record)
-        if record.error is not None:
-            server.wait_exit(self._config.limits.kill_s if record.http_status is None else 0)
-            raise RunFailedError(_why(record, server))
-        self._outcome = replace(self._outcome, requests_answered=len(self._records))
+    def _ask_all(self, server: Server, client: EngineClient) -> None:
+        """Send the warm-up alone, then the measured requests."""
+        warmup, *measured = enumerate(self._config.requests.specs())
+        concurrency = self._config.requests.concurrency
+        self._ask(server, Sending(client, [warmup], 1, self._config.limits.poll_s))
+        if concurrency > 1:
+            together = min(concurrency, len(measured))
+            self._progress.phase(f"{len(measured)} measured requests, up to {together} at once")
+        self._ask(server, Sending(client, measured, concurrency, self._config.limits.poll_s))
 
-    def _send(self, client: EngineClient, index: int, spec: RequestSpec) -> RequestRecord:
-        """Send from another thread, so that this one shows live counters and hears a Ctrl-C."""
-        answers: list[RequestRecord] = []
-        thread = threading.Thread(
-            target=lambda: answers.append(client.send(index, spec)), daemon=True
-        )
-        thread.start()
-        while thread.is_alive():
-            thread.join(self._config.limits.poll_s)
-            self._progress.counters(self._counters())
-        if not answers:
-            raise RuntimeError("the request's thread ended without an answer")
-        return answers[0]
+    def _ask(self, server: Server, sending: Sending) -> None:
+        failed = []
+        for record in sending.answers(self._say_sent, self._show_answers):
+            append_request(self._run_dir, record.to_json())
+            self._records.append(record)
+            if record.error is not None:
+                failed.append(record)
+                continue
+            self._ledger.note(requests_answered=self._ledger.outcome.requests_answered + 1)
+        if failed:
+            server.wait_exit(self._config.limits.kill_s if failed[0].http_status is None else 0)
+            raise RunFailedError(_why(failed, sending.unsent, server))
+
+    def _say_sent(self, index: int, spec: RequestSpec) -> None:
+        name = f"{spec.role.value} request {index}"
+        if self._config.requests.concurrency == 1 or spec.role is Role.WARMUP:
+            self._progress.phase(name)
+        else:
+            self._progress.detail(f"{name} sent")
+
+    def _show_answers(self) -> None:
+        self._progress.counters(self._ledger.counters(), f"{len(self._records)} answered")
 
     def _settle(self) -> None:
         """Wait until the drain has nothing more to move: the counters stand still."""
@@ -257,11 +229,10 @@ class _Session:
 
     def _stop(self, server: Server) -> None:
         self._progress.phase("stopping the engine")
-        stopped = server.stop(self._config.limits, ready=self._outcome.ready_s is not None)
-        self._outcome = replace(
-            self._outcome,
-            engine_exit_status=stopped.exit_status,
-            engine_last_signal=stopped.last_signal,
+        ready = self._ledger.outcome.ready_s is not None
+        stopped = server.stop(self._config.limits, ready=ready)
+        self._ledger.note(
+            engine_exit_status=stopped.exit_status, engine_last_signal=stopped.last_signal
         )
         if stopped.last_signal in ("SIGTERM", "SIGKILL"):
             status = stopped.exit_status
@@ -270,41 +241,3 @@ class _Session:
         if stopped.left:
             pids = ", ".join(map(str, stopped.left))
             self._progress.note(f"these processes could not be ended: {pids}")
-
-    def _counters(self) -> LiveCounters:
-        return read_counters(self._run_dir.raw)
-
-    def _save(self, outcome: Outcome) -> None:
-        if self._config.recording.enabled:
-            outcome = outcome.with_counters(self._counters())
-        self._outcome = outcome
-        self._manifest = replace(self._manifest, outcome=outcome)
-        write_manifest(self._run_dir, self._manifest)
-
-    def _give_up(self, error: BaseException) -> None:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        status = RunStatus.INTERRUPTED if interrupted else RunStatus.FAILED
-        text = str(error) or type(error).__name__
-        self._save(replace(self._outcome, status=status, error=text))
-
-    def _what_is_left(self) -> str:
-        """Say what was recorded before it failed, and how to read it."""
-        if not self._config.recording.enabled:
-            return f"{self._run_dir.path} holds the log and the answers so far"
-        counters = self._counters()
-        if not counters.attached:
-            return f"nothing was recorded; {self._run_dir.path} holds the log"
-        return (
-            f"{self._unbound()}recorded until then: {describe_counters(counters)}; "
-            f"`kvtrace reconcile {self._run_dir.path} --allow-incomplete` reads it"
-        )
-
-    def _unbound(self) -> str:
-        """Name the functions that were left without callback data, which is what faults."""
-        names = journalled_unbound_functions(self._run_dir)
-        if not names:
-            return ""
-        return (
-            f"{len(names)} functions of a patched module had no callback data, so they read "
-            f"garbage when a graph replays them: {', '.join(names)}\n"
-        )

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -36,6 +36,13 @@ def deferred_termination() -> Iterator[None]:
         yield
     if pending:
         signal.raise_signal(pending[0])
+
+
+@contextmanager
+def forwarded_termination(forward: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Give SIGINT, SIGTERM and SIGHUP to `forward` while another program does the work."""
+    with _handled_by(lambda number, _frame: forward(signal.Signals(number))):
+        yield
 
 
 @contextmanager

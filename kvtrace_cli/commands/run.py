@@ -8,32 +8,49 @@ from typing import Annotated, Any
 import typer
 
 from kvtrace_cli import console
-from kvtrace_cli.capture.progress import Progress, describe_counters
-from kvtrace_cli.capture.session import NOT_ATTACHED, RunResult, record_run
-from kvtrace_cli.commands.reconcile import reconcile_run
+from kvtrace_cli.capture.progress import Progress
+from kvtrace_cli.capture.request_file import read_request_file
+from kvtrace_cli.capture.session import RunResult, record_run
+from kvtrace_cli.commands.recorded import reconcile_recorded, tell_recorded
 from kvtrace_cli.commands.run_options import (
+    DEFAULT_KERNELS,
+    BindOption,
+    ForceOption,
     InjectorOption,
     JsonOption,
+    KernelOption,
+    LaunchRecordsOption,
+    NoInjectionOption,
+    NoStampsOption,
+    NoStepsOption,
+    OneShotOption,
+    OutOption,
     PortOption,
+    PreloadOption,
     PythonOption,
+    RecordOption,
+    RingEventsOption,
     SanitizerOption,
+    VerboseOption,
     interpreter,
 )
 from kvtrace_cli.config import (
-    Bind,
     EngineConfig,
     RecordingConfig,
     RequestPlan,
     RunConfig,
     TimeLimits,
     Weights,
+    default_max_num_seqs,
 )
 from kvtrace_cli.errors import ConfigError, ExitCode
 
 UNTRACED_SCHEMA_VERSION = 1
+_SIZES = ("prompt_tokens", "max_tokens", "repeat", "stream")
 
 
 def run(
+    context: typer.Context,
     *,
     model: Annotated[
         str,
@@ -53,13 +70,16 @@ def run(
         Weights,
         typer.Option("--weights", help="dummy: random weights, only the config is needed."),
     ] = RunConfig.weights,
-    out: Annotated[
+    out: OutOption = None,
+    force: ForceOption = False,
+    record: RecordOption = RecordingConfig.record,
+    requests: Annotated[
         Path | None,
-        typer.Option("--out", help="Run directory. Default: kvtrace-out-<date>-<time>."),
+        typer.Option("--requests", help="File of requests, one JSON object a line; see README."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the run in --out, if there is one.")
-    ] = False,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="Measured requests that are sent at once.")
+    ] = RequestPlan.concurrency,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", help="Output tokens of each measured request.")
     ] = RequestPlan.max_tokens,
@@ -67,11 +87,24 @@ def run(
         int, typer.Option("--prompt-tokens", help="Prompt tokens of each request, 2 or more.")
     ] = RequestPlan.prompt_tokens,
     repeat: Annotated[
-        int, typer.Option("--repeat", help="Measured requests, one after another.")
+        int, typer.Option("--repeat", help="Measured requests, all alike.")
     ] = RequestPlan.repeat,
     stream: Annotated[
         bool, typer.Option("--stream", help="Stream the answers and keep each token's time.")
     ] = RequestPlan.stream,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-num-seqs", help="Requests in a batch. Default: 8, or --concurrency if more."
+        ),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option("--max-num-batched-tokens", help="Tokens in a step; prompts are cut to it."),
+    ] = EngineConfig.max_num_batched_tokens,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching", help="Let requests share KV blocks.")
+    ] = EngineConfig.prefix_caching,
     flash_attention: Annotated[
         int | None,
         typer.Option("--flash-attention", help="2 or 3. Default: the engine's own choice."),
@@ -79,39 +112,19 @@ def run(
     capture_sizes: Annotated[
         str, typer.Option("--capture-sizes", help="Batch sizes to capture as CUDA graphs.")
     ] = ",".join(map(str, EngineConfig.capture_sizes)),
-    kernel: Annotated[
-        list[str],
-        typer.Option("--kernel", help="Base name of a kernel to record; may be repeated."),
-    ] = list(RecordingConfig.kernels),  # noqa: B006  typer copies it
-    ring_events: Annotated[
-        int, typer.Option("--ring-events", help="Block events in the ring; a power of two.")
-    ] = RecordingConfig.ring_events,
-    launch_records: Annotated[
-        int, typer.Option("--launch-records", help="Launch records in the table; a power of two.")
-    ] = RecordingConfig.launch_records,
-    one_shot: Annotated[
-        bool, typer.Option("--one-shot", help="Fill ring and table once; count the rest as drops.")
-    ] = RecordingConfig.one_shot,
-    no_stamps: Annotated[
-        bool, typer.Option("--no-stamps", help="Bind no launch stamp; replays are told by order.")
-    ] = False,
-    bind: Annotated[
-        Bind,
-        typer.Option(
-            "--bind", help="target-only leaves functions unbound: shows the crash it causes."
-        ),
-    ] = RecordingConfig.bind,
+    no_steps: NoStepsOption = False,
+    kernel: KernelOption = DEFAULT_KERNELS,
+    ring_events: RingEventsOption = RecordingConfig.ring_events,
+    launch_records: LaunchRecordsOption = RecordingConfig.launch_records,
+    one_shot: OneShotOption = RecordingConfig.one_shot,
+    no_stamps: NoStampsOption = False,
+    bind: BindOption = RecordingConfig.bind,
     python: PythonOption = None,
     port: PortOption = None,
     injector: InjectorOption = None,
     sanitizer_library: SanitizerOption = None,
-    preload: Annotated[
-        bool,
-        typer.Option("--preload", help="Load the injector by LD_PRELOAD too, in every process."),
-    ] = RecordingConfig.preload,
-    no_injection: Annotated[
-        bool, typer.Option("--no-injection", help="Leave CUDA_INJECTION64_PATH alone.")
-    ] = False,
+    preload: PreloadOption = RecordingConfig.preload,
+    no_injection: NoInjectionOption = False,
     no_trace: Annotated[
         bool, typer.Option("--no-trace", help="The same run without the injector.")
     ] = False,
@@ -122,32 +135,45 @@ def run(
         float, typer.Option("--request-timeout", help="Seconds a request may stay silent.")
     ] = TimeLimits.request_s,
     as_json: JsonOption = False,
-    verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, help="Say more on stderr.")
-    ] = 0,
+    verbose: VerboseOption = 0,
 ) -> None:
     """Run an engine, record every block that enters a KV-cache kernel, and reconcile the counts.
 
     Example: kvtrace run --model Qwen3-14B --weights dummy --out run1
     """
+    if requests is not None:
+        _refuse_sizes(context)
     config = RunConfig(
         model=model,
         weights=weights,
         out=out,
         force=force,
         requests=RequestPlan(
-            prompt_tokens=prompt_tokens, max_tokens=max_tokens, repeat=repeat, stream=stream
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            repeat=repeat,
+            stream=stream,
+            concurrency=concurrency,
+            file=requests,
+            listed=() if requests is None else read_request_file(requests),
         ),
         engine=EngineConfig(
             engine=engine,
             python=interpreter(python),
             port=port,
+            max_num_seqs=(
+                default_max_num_seqs(concurrency) if max_num_seqs is None else max_num_seqs
+            ),
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefix_caching=prefix_caching,
             flash_attention=flash_attention,
             capture_sizes=_numbers("--capture-sizes", capture_sizes),
             arguments=tuple(arguments or ()),
         ),
         recording=RecordingConfig(
             enabled=not no_trace,
+            record=record,
+            steps=not no_steps,
             kernels=tuple(kernel),
             ring_events=ring_events,
             launch_records=launch_records,
@@ -176,25 +202,22 @@ def execute(config: RunConfig, *, as_json: bool, verbose: bool) -> ExitCode:
     """
     with closing(Progress(verbose=verbose)) as progress:
         result = record_run(config, progress)
-        _tell(result, progress)
+        tell_recorded(result, progress)
     if not config.recording.enabled:
         _print_untraced(result, as_json=as_json)
         return ExitCode.AGREES
-    code = reconcile_run(result.run_dir.path, allow_incomplete=False, as_json=as_json)
-    if not result.counters.attached and code is ExitCode.AGREES:
-        return ExitCode.INCONCLUSIVE
-    return code
+    return reconcile_recorded(result, as_json=as_json)
 
 
-def _tell(result: RunResult, progress: Progress) -> None:
-    counters = result.counters
-    if result.manifest.config.recording.enabled:
-        progress.note(f"recorded {describe_counters(counters)}")
-        if not counters.attached:
-            progress.note(NOT_ATTACHED)
-        if counters.first_failure is not None:
-            progress.note(f"the injector reports a failure: {counters.first_failure}")
-    progress.note(f"run directory: {result.run_dir.path}")
+def _refuse_sizes(context: typer.Context) -> None:
+    """Refuse options of which a request file has its own."""
+    for name in _SIZES:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: of no use with --requests, whose lines say it for "
+                "each request; leave one of the two out"
+            )
 
 
 def _print_untraced(result: RunResult, *, as_json: bool) -> None:

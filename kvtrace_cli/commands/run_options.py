@@ -1,11 +1,11 @@
-"""Options that `run` and `doctor` share."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvtrace_cli.config import EngineConfig
+from kvtrace_cli.config import Bind, EngineConfig, Record, RecordingConfig
 
 PythonOption = Annotated[
     Path | None,
@@ -28,6 +28,54 @@ PortOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of a table.")
 ]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Run directory. Default: kvtrace-out-<date>-<time>."),
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace the run in --out, if there is one.")
+]
+VerboseOption = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, help="Say more on stderr.")
+]
+RecordOption = Annotated[
+    Record,
+    typer.Option(
+        "--record",
+        help="blocks; writes: also the stores of each block's first thread; all-writes: all.",
+    ),
+]
+NoStepsOption = Annotated[
+    bool, typer.Option("--no-steps", help="Leave the engine plug-in out: rows have no owner.")
+]
+KernelOption = Annotated[
+    list[str],
+    typer.Option("--kernel", help="Base name of a kernel to record; may be repeated."),
+]
+RingEventsOption = Annotated[
+    int, typer.Option("--ring-events", help="Events in the ring; a power of two.")
+]
+LaunchRecordsOption = Annotated[
+    int, typer.Option("--launch-records", help="Launch records in the table; a power of two.")
+]
+OneShotOption = Annotated[
+    bool, typer.Option("--one-shot", help="Fill ring and table once; count the rest as drops.")
+]
+NoStampsOption = Annotated[
+    bool, typer.Option("--no-stamps", help="Bind no launch stamp; replays are told by order.")
+]
+BindOption = Annotated[
+    Bind,
+    typer.Option("--bind", help="target-only leaves functions unbound: shows the crash it causes."),
+]
+PreloadOption = Annotated[
+    bool,
+    typer.Option("--preload", help="Load the injector by LD_PRELOAD too, in every process."),
+]
+NoInjectionOption = Annotated[
+    bool, typer.Option("--no-injection", help="Leave CUDA_INJECTION64_PATH alone.")
+]
+DEFAULT_KERNELS = list(RecordingConfig.kernels)
 
 
 def interpreter(given: Path | None) -> Path:

@@ -1,0 +1,35 @@
+"""How much memory the engine will take for its KV cache, as the last argument says."""
+
+import re
+from typing import Final
+
+from kvtrace_cli.config import EngineConfig
+
+_OPTION: Final = "--kv-cache-memory-bytes"
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+# vLLM's: a small letter is a power of 1000, a capital one of 1024.
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def kv_cache_memory_bytes(engine: EngineConfig) -> int | None:
+    """Return the bytes that the engine is asked to take for its KV cache.
+
+    What the user gives after `--` comes last and so wins; null if it cannot be read.
+    """
+    asked: int | None = engine.kv_cache_memory_bytes
+    arguments = iter(engine.arguments)
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        # vLLM takes underscores for dashes.
+        if name.replace("_", "-") == _OPTION:
+            asked = _bytes(text if equals else next(arguments, ""))
+    return asked
+
+
+def _bytes(text: str) -> int | None:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, letter = match.groups()
+    base = 1024 if letter.isupper() else 1000
+    return int(float(number) * base ** _POWERS[letter.lower()])

@@ -1,0 +1,69 @@
+"""What a traced program needs, whoever starts it: a machine that can, and an environment."""
+
+from collections.abc import Mapping
+
+from kvtrace_cli.capture.injection import (
+    CONFIG_VARIABLE,
+    compose_environment,
+    write_injector_config,
+)
+from kvtrace_cli.capture.plugin import STEPS_VARIABLE, with_engine_plugin
+from kvtrace_cli.capture.preflight import Preflight, Status, demand
+from kvtrace_cli.capture.progress import Progress
+from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.dumps.run_dir import RunDir
+
+
+def demand_machine(preflight: Preflight, progress: Progress) -> None:
+    """Say what was found on this machine, and refuse to start what cannot work here.
+
+    Raises:
+        ConfigError: a check failed.
+    """
+    for check in preflight.checks:
+        say = progress.note if check.status is Status.WARN else progress.detail
+        say(f"{check.status.value}: {check.name}: {check.found}")
+    demand(preflight)
+
+
+def traced_environment(
+    base: Mapping[str, str],
+    recording: RecordingConfig,
+    preflight: Preflight,
+    run_dir: RunDir,
+    *,
+    emulated: bool,
+) -> dict[str, str]:
+    """Return `base` with what records into `run_dir`; its injector config is written there.
+
+    Nothing of an outer recording stays in it: what is not recorded here is recorded nowhere.
+
+    Raises:
+        ConfigError: see `write_injector_config` and `compose_environment`.
+    """
+    environment = {
+        name: text for name, text in base.items() if name not in (CONFIG_VARIABLE, STEPS_VARIABLE)
+    }
+    injector, sanitizer_library = preflight.injector, preflight.sanitizer_library
+    if injector is None or sanitizer_library is None:
+        return environment
+    raw_dir = run_dir.raw.absolute()
+    config_path = run_dir.injector_config.absolute()
+    write_injector_config(
+        config_path,
+        recording,
+        raw_dir=raw_dir,
+        sanitizer_library=sanitizer_library,
+        emulated=emulated,
+    )
+    environment = compose_environment(
+        environment, recording, injector=injector.path, config_path=config_path
+    )
+    if recording.steps:
+        environment = with_engine_plugin(environment, raw_dir=raw_dir, injector=injector.path)
+    return environment
+
+
+def assignments(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables as a shell takes them before a command."""
+    return [f"{name}={text}" for name, text in sorted(environment.items())]

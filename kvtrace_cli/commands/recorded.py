@@ -1,0 +1,36 @@
+"""What is said and printed once a run ended in order, whoever started its program."""
+
+from kvtrace_cli.capture.ledger import Recorded
+from kvtrace_cli.capture.progress import Progress, describe_counters
+from kvtrace_cli.commands.reconcile import reconcile_run
+from kvtrace_cli.errors import ExitCode
+
+NOT_ATTACHED = (
+    "the injector never attached: no process patched a module that holds a wanted kernel, so "
+    "nothing can be said of the cache writes; see `kvtrace doctor`, what the program printed, "
+    "and whether --kernel names what this model uses"
+)
+
+
+def tell_recorded(recorded: Recorded, progress: Progress) -> None:
+    """Say on stderr what was recorded, and where it is."""
+    counters = recorded.counters
+    if recorded.manifest.config.recording.enabled:
+        progress.note(f"recorded {describe_counters(counters)}")
+        if not counters.attached:
+            progress.note(NOT_ATTACHED)
+        if counters.first_failure is not None:
+            progress.note(f"the injector reports a failure: {counters.first_failure}")
+    progress.note(f"run directory: {recorded.run_dir.path}")
+
+
+def reconcile_recorded(recorded: Recorded, *, as_json: bool) -> ExitCode:
+    """Reconcile the run and print the result; INCONCLUSIVE if the injector never attached.
+
+    Raises:
+        KvtraceError: see `reconcile_run`.
+    """
+    code = reconcile_run(recorded.run_dir.path, allow_incomplete=False, as_json=as_json)
+    if not recorded.counters.attached and code is ExitCode.AGREES:
+        return ExitCode.INCONCLUSIVE
+    return code
