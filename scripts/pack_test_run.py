@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Copy a run directory into tests/data: dumps compressed, absolute paths cut to their last part.
+"""Copy a run directory into tests/data: compressed, absolute paths cut to their last part.
 
     python3 scripts/pack_test_run.py RUN_DIR... --out tests/data/NAME
 
@@ -36,10 +36,11 @@ def pack(source: RunDir, target: RunDir) -> None:
             (target.path / marker.name).touch()
     for journal in source.journals():
         copy_text(journal, target.raw / journal.name)
-    for dump in [*source.event_files(), *source.launch_files()]:
+    plugin_files = [*source.step_files().values(), *source.layout_files().values()]
+    for file in [*source.event_files(), *source.launch_files(), *plugin_files]:
         # No file name and no time in it, so that packing twice gives the same bytes.
-        packed = gzip.compress(dump.read_bytes(), 9, mtime=0)
-        (target.raw / f"{dump.name}.gz").write_bytes(packed)
+        packed = gzip.compress(file.read_bytes(), 9, mtime=0)
+        (target.raw / f"{file.name}.gz").write_bytes(packed)
 
 
 def main() -> None:

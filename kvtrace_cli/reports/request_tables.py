@@ -66,9 +66,9 @@ def _shown(requests: Sequence[RequestWrites]) -> list[RequestWrites]:
 def _requests_table(title: str) -> Table:
     table = new_table(title)
     table.add_column("request", no_wrap=True)
-    for name in ("prompt", "cached", "positions", "layers", "entered", "K", "V"):
+    for name in ("prompt", "cached", "tokens", "layers", "entered", "K", "V"):
         table.add_column(name, justify="right")
-    table.add_column("lacks", overflow="fold", min_width=10)
+    table.add_column("lacks", overflow="fold", min_width=6)
     return table
 
 
@@ -118,7 +118,7 @@ def _known(value: int | None) -> str:
 
 
 def _lacks(missing: Sequence[str]) -> Text:
-    return Text(", ".join(missing), style="bold red") if missing else Text("complete")
+    return Text(", ".join(missing), style="bold red") if missing else Text(_NONE)
 
 
 def _rest(requests: Sequence[RequestWrites], shown: Sequence[RequestWrites]) -> str:

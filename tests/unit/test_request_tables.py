@@ -54,7 +54,7 @@ def test_rows_and_requests_at_80_columns(tmp_path):
         ["stores", "8", "0", "0", "0", "0"],
     ]
     assert rows_of(text, "Token positions x layers, by request")[1:] == [
-        [index, "1", "0", "1", "2", "2", "2", "2", "complete"] for index in "01"
+        [index, "1", "0", "1", "2", "2", "2", "2", "-"] for index in "01"
     ]
     assert "stores of entered blocks 8 of 8" in " ".join(text.split())
     assert "6 expected = 6 written + 0 dropped; 8 stores" in text
@@ -62,7 +62,7 @@ def test_rows_and_requests_at_80_columns(tmp_path):
 
 def test_without_stores_there_are_dashes(tmp_path):
     text = batch(tmp_path, ours(1), stores=False)
-    assert rows_of(text, "Token positions x layers")[1][-3:] == ["-", "-", "complete"]
+    assert rows_of(text, "Token positions x layers")[1][-3:] == ["-", "-", "-"]
     assert "stores" not in text
 
 
