@@ -7,8 +7,9 @@
 # kill (the engine is killed in the middle of a long request), itl (five requests of 128 tokens,
 # with and without recording in turn), nostamps (the same, recorded without launch stamps), token (the
 # 8-token request with its stores), mixed and shared (16 requests at once with their stores; shared:
-# prefix caching), faults (six small servers: none and each seeded fault). Each prints its table and its
-# exit code.
+# prefix caching), faults (six small servers: none and each seeded fault), pairs (the 8-token request
+# with its stores again, and with one change each: FlashAttention 2, capture size 8, no graphs, the V1
+# model runner, 9 tokens). Each prints its table and its exit code.
 # PYTHON names the interpreter with vLLM; ROUNDS how often `itl` alternates (default 2).
 set -uo pipefail
 
@@ -85,6 +86,19 @@ fault() {
     note "fault-$1-audit" "$python" -m kvtrace_cli audit "$out/fault-$1"
 }
 
+# One change each against `base`; `again` has none.
+pair() {
+    local changes=()
+    case $1 in
+    fa2) local LIMIT=400 && changes=(--flash-attention 2) ;;
+    sizes8) changes=(--capture-sizes 8) ;;
+    eager) changes=(-- --enforce-eager) ;;
+    v1) local -x VLLM_USE_V2_MODEL_RUNNER=0 ;;
+    nine) changes=(--max-tokens 9) ;;
+    esac
+    request "pair-$1" --record writes "${changes[@]}"
+}
+
 for step in "$@"; do
     case $step in
     fa3) request fa3 --flash-attention 3 ;;
@@ -102,6 +116,12 @@ for step in "$@"; do
         done
         ;;
     fault-*) fault "${step#fault-}" ;;
+    pairs)
+        for name in base again sizes8 eager v1 nine fa2; do
+            pair "$name"
+        done
+        ;;
+    pair-*) pair "${step#pair-}" ;;
     nostamps) request nostamps --no-stamps --stream --repeat 5 --max-tokens 128 ;;
     traced) request traced --stream --repeat 5 --max-tokens 128 ;;
     *)
