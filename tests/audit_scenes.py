@@ -64,6 +64,7 @@ class Scene:
     groups: int = 1
     null_block: int | None = 0
     mla: bool = False
+    windows: tuple[dict[str, Any], ...] = ({}, {})
     started: dict[str, Any] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
     stores: list[dict[str, Any]] | None = None
@@ -186,7 +187,10 @@ class Scene:
         names = tuple(
             tuple(f"layer.{layer}" for layer in self._layers_of(group)) for group in self._range()
         )
-        groups = tuple(KvGroup(BLOCK_SIZE, BLOCK_SIZE, layers) for layers in names)
+        groups = tuple(
+            KvGroup(BLOCK_SIZE, BLOCK_SIZE, layers, **self.windows[group])
+            for group, layers in enumerate(names)
+        )
         return Layout(NUM_BLOCKS, self.null_block, groups, tuple(tensors))
 
     def recording(self, **changes: Any) -> Recording:

@@ -36,8 +36,9 @@ def audit(
         Audit; a write is under at most one rule, the first that it breaks in the order of Rule.
 
     Units: slots, positions and offsets in tokens as the scheduler counts; addresses in bytes.
-    Assumes: a request keeps its KV blocks until it is finished or preempted, except where a
-    process has several KV groups. Source: docs/format.md, Steps and Layout; docs/audit.md.
+    Assumes: a request keeps its KV blocks until it is finished or preempted, or until they lie
+    behind the window that the layout gives its KV group. Source: docs/format.md, Steps and Layout;
+    docs/audit.md.
     """
     given = audit_input(recording, result, tables, source or store_source(result, recording))
     cached_note = _cached_not_judged(recording, given)

@@ -20,8 +20,8 @@ _WRITTEN_SCHEMA = {
     "last_position": pl.Int64,
     "writer": pl.String,
 }
-# Holdings that are expanded to tokens at a time.
-_SLICE_HOLDINGS = 1 << 13
+# Tokens that holdings are expanded to at a time; the last one may have more.
+_SLICE_TOKENS = 1 << 17
 
 
 class CachedTokens:
@@ -60,8 +60,12 @@ class CachedTokens:
         that lacks only some layers is left to the row that should have written them.
         """
         written = _with_copies(pl.concat(self._written), self._given.copies).sort("step_stamp")
+        cut = (pl.col("cached").cum_sum() - pl.col("cached")) // _SLICE_TOKENS
         parts = [
-            _unwritten(_tokens(part), written) for part in self._needed.iter_slices(_SLICE_HOLDINGS)
+            _unwritten(_tokens(part.drop("cut")), written)
+            for part in self._needed.with_columns(cut.alias("cut")).partition_by(
+                "cut", maintain_order=True
+            )
         ]
         return pl.concat([_unwritten(_tokens(self._needed.head(0)), written), *parts])
 

@@ -127,7 +127,7 @@ def _left_out(unjudged: Unjudged, inexact: Sequence[str]) -> Iterator[str]:
         "Writes to KV tensors whose axes are not known": unjudged.unlocated,
         (
             "Writes into KV blocks that another request had filled, which the engine may have "
-            "taken back early (sliding window; it is not recorded)"
+            "taken back early (sliding window, not known exactly)"
         ): unjudged.maybe_freed,
         (
             f"Rows whose positions are upper bounds only ({_some(inexact)}), so that their slots "

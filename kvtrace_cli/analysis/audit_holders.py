@@ -21,8 +21,8 @@ def with_holders(
         `writes` with `null_block`; `holders` (requests that hold the KV block), `is_holder`
         (whether the writing one does); `conflict`: whether another one holds it that does not just
         read it, since it computes tokens of it itself or has it at another place of its table;
-        `maybe_freed`: whether that one had already filled the KV block in a process that may
-        free such ones early; `held_by` and `held_position`: another holder, the conflicting one
+        `maybe_freed`: whether that one may have lost the KV block, which lies behind its window as
+        far as that is known; `held_by` and `held_position`: another holder, the conflicting one
         before others, or the writing request itself, and its token in the written slot.
     """
     touches = (
@@ -32,10 +32,12 @@ def with_holders(
         .join(groups, on=["process_id", "kv_group"], how="left", maintain_order="left")
         .with_row_index("touch")
     )
-    held = _held(touches, holdings)
+    held = _with_freed(_held(touches, holdings), rows)
+    # A KV block that is surely behind the window of a request is that request's no more.
+    held = held.filter(~(pl.col("is_freed") & pl.col("window_is_certain")))
     is_own = pl.col("holder") == pl.col("request_id")
     own = held.filter(is_own).group_by("touch").agg(pl.col("block_index").first().alias("own_at"))
-    others = _judged_others(held.filter(is_own.not_().fill_null(value=True)), own, rows)
+    others = _judged_others(held.filter(is_own.not_().fill_null(value=True)), own)
     found = touches.join(own, on="touch", how="left", maintain_order="left").join(
         others, on="touch", how="left", maintain_order="left"
     )
@@ -70,23 +72,14 @@ def _held(touches: pl.DataFrame, holdings: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _judged_others(others: pl.DataFrame, own: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+def _judged_others(others: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
     """Return of each touch the number of other holders, and the one that matters most."""
-    end = (pl.col("block_index").cast(pl.Int64) + 1) * pl.col("block_size")
     elsewhere = (pl.col("block_index") != pl.col("own_at")).fill_null(value=False)
-    judged = (
-        others.join(own, on="touch", how="left", maintain_order="left")
-        .with_columns(end.alias("block_end"))
-        .with_columns(
-            ((pl.col("writes_from").cast(pl.Int64) < pl.col("block_end")) | elsewhere).alias(
-                "conflict"
-            )
-        )
+    judged = others.join(own, on="touch", how="left", maintain_order="left").with_columns(
+        ((pl.col("writes_from").cast(pl.Int64) < _block_end()) | elsewhere).alias("conflict")
     )
     judged = judged.with_columns(
-        (pl.col("conflict") & pl.col("may_free_early") & _has_passed(judged, rows)).alias(
-            "maybe_freed"
-        )
+        (pl.col("conflict") & pl.col("is_freed")).alias("maybe_freed")
     ).with_columns(pl.col("conflict") & ~pl.col("maybe_freed"))
     return (
         judged.sort("touch", pl.col("conflict").not_(), pl.col("maybe_freed").not_(), "first_step")
@@ -101,9 +94,20 @@ def _judged_others(others: pl.DataFrame, own: pl.DataFrame, rows: pl.DataFrame) 
     )
 
 
-def _has_passed(judged: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Say of each holding whether its request had filled the KV block in an earlier step."""
-    asked = judged.with_row_index("order").filter("conflict", "may_free_early")
+def _block_end() -> pl.Expr:
+    return (pl.col("block_index").cast(pl.Int64) + 1) * pl.col("block_size")
+
+
+def _with_freed(held: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add to each holding `is_freed`: whether the KV block is wholly behind its holder's window.
+
+    The engine takes such a block back when it plans the step, so what the holder computed in the
+    steps before counts; with steps in flight it does so later.
+    """
+    window, chunk = pl.col("sliding_window"), pl.col("attention_chunk_size")
+    may_free = window.is_not_null() | chunk.is_not_null()
+    held = held.with_row_index("holding")
+    asked = held.filter(may_free).sort("step_stamp")
     reached = (
         rows.join(
             asked.select("process_id", pl.col("holder").alias("request_id")).unique(),
@@ -112,23 +116,22 @@ def _has_passed(judged: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
         )
         .group_by("process_id", "request_id", "step_stamp")
         .agg(pl.col("position").max().cast(pl.Int64).alias("reached"))
+        .with_columns(pl.col("step_stamp").alias("reached_step"))
         .sort("step_stamp")
     )
-    passed = (
-        asked.sort("step_stamp")
-        .join_asof(
-            reached,
-            on="step_stamp",
-            by_left=["process_id", "holder"],
-            by_right=["process_id", "request_id"],
-            strategy="backward",
-            allow_exact_matches=False,
-            check_sortedness=False,
-        )
-        .filter(pl.col("reached") + 1 >= pl.col("block_end"))
+    computed = pl.col("reached") + 1
+    skipped = pl.max_horizontal(computed - window + 1, computed // chunk * chunk)
+    freed = asked.join_asof(
+        reached,
+        on="step_stamp",
+        by_left=["process_id", "holder"],
+        by_right=["process_id", "request_id"],
+        strategy="backward",
+        allow_exact_matches=False,
+        check_sortedness=False,
+    ).filter(
+        # What a request computed before it was preempted is not what it has computed now.
+        pl.col("reached_step") >= pl.col("first_step"),
+        skipped >= _block_end(),
     )
-    return (
-        judged.with_row_index("order")
-        .select(pl.col("order").is_in(passed["order"].implode()))
-        .to_series()
-    )
+    return held.with_columns(pl.col("holding").is_in(freed["holding"].implode()).alias("is_freed"))

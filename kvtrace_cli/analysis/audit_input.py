@@ -18,7 +18,9 @@ _GROUPS = {
     "kv_group": pl.UInt16,
     "block_size": pl.Int64,
     "null_block": pl.Int64,
-    "may_free_early": pl.Boolean,
+    "sliding_window": pl.Int64,
+    "attention_chunk_size": pl.Int64,
+    "window_is_certain": pl.Boolean,
 }
 _EXPECTED = {
     "process_id": pl.UInt32,
@@ -44,8 +46,9 @@ class AuditInput:
 
     `tables` as `step_tables` makes them; `source` yields the stores, and `survey` is what they say
     together. Frames:
-    `groups`: process_id, kv_group, block_size (tokens), null_block (null: none), may_free_early
-    (several KV groups: the engine may take a KV block back before its request ends);
+    `groups`: process_id, kv_group, block_size (tokens), null_block (null: none); sliding_window and
+    attention_chunk_size (tokens; both null: a request keeps its KV blocks until it ends), and
+    window_is_certain: whether what lies behind it is known to be free, and not just perhaps;
     `expected`: process_id, kv_group, layer_index, part of each write that a row must do, without
     layers that nothing or only draft steps wrote;
     `inexact`: processes whose positions are upper bounds, except in `admissions`: process_id,
@@ -168,13 +171,33 @@ def group_frame(processes: Sequence[ProcessSteps]) -> pl.DataFrame:
             group,
             size,
             process.layout.null_block if process.layout else None,
-            len(sizes) > 1,
+            *windows.get(group, (None, None, True)),
         )
         for process in processes
-        for sizes in [(process.started or {}).get("block_sizes") or ()]
-        for group, size in enumerate(sizes)
+        for windows in [_windows(process)]
+        for group, size in enumerate((process.started or {}).get("block_sizes") or ())
     ]
     return pl.DataFrame(rows, schema=_GROUPS, orient="row")
+
+
+def _windows(process: ProcessSteps) -> dict[int, tuple[int | None, int | None, bool]]:
+    """Return of each KV group that has a window its three columns of `groups`.
+
+    Where it is not known the window is the token itself: whatever is filled may be free. So it is
+    in a layout with several groups that says nothing of any, as older plug-ins wrote it.
+    """
+    sizes = (process.started or {}).get("block_sizes") or ()
+    groups = process.layout.groups if process.layout else ()
+    windows = [(one.sliding_window, one.attention_chunk_size) for one in groups]
+    unknown = [one.unknown_window for one in groups]
+    if len(sizes) > 1 and not any(unknown) and not any(map(any, windows)):
+        return dict.fromkeys(range(len(sizes)), (1, None, False))
+    # Upper bounds of positions put too much behind the window.
+    is_exact = not _inexact(process)
+    return {
+        group: (1, None, False) if unknown[group] else (*window, is_exact)
+        for group, window in enumerate(windows)
+    }
 
 
 def expected_frame(processes: Sequence[ProcessSteps]) -> pl.DataFrame:

@@ -13,7 +13,7 @@ OWNERS = (OWNED, PADDING, DUMMY, DRAFT, UNKNOWN)
 ROW_KEY = (*STEP_KEY, "row")
 
 # So many stores and rows at a time that what is derived from them is small beside the recording.
-_SLICE_WEIGHT = 1 << 19
+_SLICE_WEIGHT = 1 << 17
 _INSTRUCTION = ("process_id", "pc")
 _WRITES_SCHEMA = {
     "process_id": pl.UInt32,

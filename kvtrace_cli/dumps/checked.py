@@ -47,6 +47,13 @@ class Checked:
         """Return a text, or None if it is absent or null."""
         return None if self.record.get(name) is None else self.text(name)
 
+    def optional_flag(self, name: str) -> bool:
+        """Return true or false; false if it is absent or null."""
+        value = self.record.get(name)
+        if not isinstance(value, bool | None):
+            raise self.fault(f"{name} {_short(value)}", "true or false")
+        return bool(value)
+
     def items(self, name: str, item: Callable[[Any, str], _T]) -> tuple[_T, ...]:
         """Return a list of items that `item` checks; empty if it is absent or null."""
         value = self.record.get(name)

@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvtrace_cli.errors import RunDirError
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -58,10 +61,13 @@ def parsed(path: Path, text: str, line: int = 1) -> Any:
     """Return the value of a JSON text that begins in the given line of a file.
 
     Raises:
-        RunDirError: it is no JSON.
+        RunDirError: it is no JSON, or has a text that no file and no terminal can take.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            # Two of them that stand for one character are that character by now.
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise RunDirError(
             f"{path}: no JSON in line {line + error.lineno - 1} ({error.msg}); "
@@ -72,6 +78,7 @@ def parsed(path: Path, text: str, line: int = 1) -> Any:
             f"{path}: no JSON that can be read in line {line} ({error}); "
             "the file is damaged, copy it again or record again"
         ) from error
+    return value
 
 
 def _is_json(text: str) -> bool:

@@ -58,11 +58,18 @@ class Dump:
 
 @dataclass(frozen=True)
 class KvGroup:
-    """A KV-cache group: tokens of the scheduler's and of the tensors' KV blocks, and its layers."""
+    """A KV-cache group: tokens of the scheduler's and of the tensors' KV blocks, and its layers.
+
+    `sliding_window` and `attention_chunk_size` in tokens, None: there is none; `unknown_window`:
+    the engine takes KV blocks back early by another rule.
+    """
 
     block_size: int
     kernel_block_size: int
     layer_names: tuple[str, ...]
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+    unknown_window: bool = False
 
 
 @dataclass(frozen=True)

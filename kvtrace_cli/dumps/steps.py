@@ -18,6 +18,8 @@ _AXES: Final = ("block", "offset", "kv", "head", "dim", "kv_dim")
 # Far more than an engine batches, and few enough that a damaged number does not fill the memory.
 _MOST_ROWS: Final = 1 << 20
 _LARGEST_COUNT: Final = 2**31 - 1
+# More than any context has; what was found in a prefix cache is looked at token by token.
+_MOST_TOKENS: Final = 1 << 24
 # Addresses and extents that 64-bit signed arithmetic takes.
 _LARGEST_EXTENT: Final = 2**62
 
@@ -67,13 +69,12 @@ def _started(line: Checked) -> dict[str, Any]:
         raise line.fault(f"ranks {ranks!r}", "an object")
     for name, rank in (ranks or {}).items():
         line.as_number(rank, f"rank {name}")
-    if not isinstance(line.record.get("stamped"), bool | None):
-        raise line.fault(f"stamped {line.record['stamped']!r}", "true or false")
+    line.optional_flag("stamped")
     return line.record
 
 
 def _block_size_of(line: Checked) -> Any:
-    return lambda value, name: line.as_number(value, name, _LARGEST_COUNT, smallest=1)
+    return lambda value, name: line.as_number(value, name, _MOST_TOKENS, smallest=1)
 
 
 def _check_version(found: Checked) -> None:
@@ -132,7 +133,7 @@ class _LineReader:
             return (
                 line.as_text(request_id, name),
                 line.as_number(rows, f"{name}[1]", _MOST_ROWS),
-                line.as_number(position, f"{name}[2]", _LARGEST_COUNT),
+                line.as_number(position, f"{name}[2]", _MOST_TOKENS),
             )
 
         return check
@@ -148,7 +149,7 @@ class _LineReader:
     def _admission_of(self, line: Checked) -> Any:
         def check(value: Any, name: str) -> str:
             request_id, computed, blocks = line.as_parts(value, name, 3)
-            line.as_number(computed, f"{name}[1]", _LARGEST_COUNT)
+            line.as_number(computed, f"{name}[1]", _MOST_TOKENS)
             self._check_blocks(line, blocks, f"{name}[2]")
             return line.as_text(request_id, name)
 
@@ -206,10 +207,19 @@ def _object(whole: Checked, value: Any, name: str) -> Checked:
 
 def _group(group: Checked) -> KvGroup:
     return KvGroup(
-        block_size=group.number("block_size", _LARGEST_COUNT, smallest=1),
-        kernel_block_size=group.number("kernel_block_size", _LARGEST_COUNT, smallest=1),
+        block_size=group.number("block_size", _MOST_TOKENS, smallest=1),
+        kernel_block_size=group.number("kernel_block_size", _MOST_TOKENS, smallest=1),
         layer_names=group.items("layer_names", group.as_text),
+        sliding_window=_window(group, "sliding_window"),
+        attention_chunk_size=_window(group, "attention_chunk_size"),
+        unknown_window=group.optional_flag("unknown_window"),
     )
+
+
+def _window(group: Checked, name: str) -> int | None:
+    if group.record.get(name) is None:
+        return None
+    return group.number(name, _LARGEST_COUNT, smallest=1)
 
 
 def _tensor(tensor: Checked, groups: int) -> KvTensor:

@@ -6,27 +6,36 @@
 Each input is one of tests/fuzz/seeds, damaged at random. A reader may accept it or refuse it with a
 KvtraceError; anything else is a defect: the input is kept under tests/fuzz/crashes, where the test
 suite reads it from then on, and the exit code is 1. Every `--whole`-th input is a whole run
-directory with one damaged file, read and reconciled.
+directory with one damaged file, or one whose values make no sense; it is reconciled, audited, or
+shown a token of.
 """
 
 import argparse
 import gzip
+import io
 import json
 import random
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import builders
+import typer
+from fuzz.odd import odd
 
 from kvtrace_cli.analysis.attribution import attribute
+from kvtrace_cli.analysis.facts import run_facts
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.analysis.stores import located_stores
+from kvtrace_cli.commands.audit import audit
+from kvtrace_cli.commands.show import show
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.reader import read_events, read_launches
 from kvtrace_cli.dumps.recording import read_recording
@@ -38,15 +47,13 @@ from kvtrace_cli.dumps.run_dir import (
     read_requests,
 )
 from kvtrace_cli.dumps.steps import read_steps
-from kvtrace_cli.errors import KvtraceError
+from kvtrace_cli.errors import ExitCode, KvtraceError
 from kvtrace_cli.reports.documents import report_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 SEEDS = HERE / "seeds"
 CRASHES = HERE / "crashes"
+ODD_SHARE = 0.6  # of the whole directories; most of the damaged rest is refused
 IN_MEMORY = Path("/dev/shm")
 REPLAYED_STEP = 3
 HEADER_BYTES = abi.size_of(abi.HEADER_STRUCT)
@@ -125,20 +132,49 @@ def read_one(name: str, data: bytes, folder: Path) -> None:
         refuse_only_with_words(error)
 
 
-def read_whole(name: str, data: bytes, folder: Path) -> None:
-    """Read and reconcile a run directory of seeds in which one file is damaged."""
+def attributed(folder: Path) -> None:
+    """Read and reconcile, and say whose each block is."""
+    recording = read_recording(open_run_dir(folder, allow_incomplete=False))
+    result = reconcile(recording)
+    tables = step_tables(recording)
+    attribution = attribute(result, recording, tables)
+    located_stores(result, recording)
+    facts = run_facts(result, attribution, recording, tables)
+    json.dumps(report_document(result, attribution, recording.manifest, facts))
+
+
+# What a whole directory is put through: commands as a user calls them.
+USES: dict[str, Callable[[Path], None]] = {
+    "attributed": attributed,
+    "audit": partial(audit, as_json=False, allow_incomplete=False),
+    "audit --json": partial(audit, as_json=True, allow_incomplete=False),
+    "show computed": partial(show, request="1", token=15),
+    "show replayed": partial(show, request="", token=17, as_json=True),
+    "show cached": partial(show, request="kvtrace-1", token=3),
+}
+
+
+def read_whole(name: str, data: bytes, folder: Path, uses: Iterable[str] = tuple(USES)) -> None:
+    """Put a run directory of seeds in which one file is damaged to its uses."""
     run_dir = RunDir(folder)
     for seed in SEEDS.iterdir():
         if seed.suffix != ".gz":
             place(run_dir, seed.name).write_bytes(seed.read_bytes())
     place(run_dir, name).write_bytes(data)
     run_dir.complete_marker.touch()
+    for use in uses:
+        put_to_use(use, folder)
+
+
+def put_to_use(use: str, folder: Path) -> None:
+    """Do with a run directory what a command does, and keep what it prints from the terminal."""
     try:
-        recording = read_recording(open_run_dir(folder, allow_incomplete=False))
-        result = reconcile(recording)
-        attribution = attribute(result, recording, step_tables(recording))
-        located_stores(result, recording)
-        json.dumps(report_document(result, attribution, recording.manifest))
+        with redirect_stdout(io.StringIO()):
+            USES[use](folder)
+    except typer.Exit as ended:
+        # An audit ends so, whatever it found.
+        if ended.exit_code not in set(ExitCode) - {ExitCode.BUG}:
+            raise AssertionError(f"exit code {ended.exit_code}") from ended
     except KvtraceError as error:
         refuse_only_with_words(error)
 
@@ -154,13 +190,22 @@ def refuse_only_with_words(error: KvtraceError) -> None:
         raise AssertionError(f"no next step in: {error}")
 
 
-def check(name: str, data: bytes, *, whole: bool) -> str | None:
-    """Return the traceback of a defect, or None."""
+def check(name: str, data: bytes, uses: Iterable[str] | None) -> str | None:
+    """Return the traceback of a defect, or None.
+
+    Args:
+        name: of the seed.
+        data: the seed, damaged.
+        uses: what a whole directory with it is put through; None: only this file is read.
+    """
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as at:
         folder = Path(at)
         RunDir(folder).raw.mkdir()
         try:
-            (read_whole if whole else read_one)(name, data, folder)
+            if uses is None:
+                read_one(name, data, folder)
+            else:
+                read_whole(name, data, folder, uses)
         except BaseException:  # noqa: BLE001
             # polars raises its panics as BaseException; those are the finds.
             return traceback.format_exc()
@@ -174,7 +219,7 @@ def main() -> int:
     )
     parser.add_argument("--inputs", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1, help="of the random damage")
-    parser.add_argument("--whole", type=int, default=50, help="every n-th is a whole directory")
+    parser.add_argument("--whole", type=int, default=200, help="every n-th is a whole directory")
     parser.add_argument("--make-seeds", type=Path, metavar="RUN", help="make the seeds anew")
     args = parser.parse_args()
     if args.make_seeds:
@@ -185,13 +230,16 @@ def main() -> int:
     for number in range(args.inputs):
         seed = chance.choice(seeds)
         whole = number % args.whole == 0 and seed.suffix != ".gz"
-        data = damage(seed.read_bytes(), chance)
-        found = check(seed.name, data, whole=whole)
+        data = seed.read_bytes()
+        makes_no_sense = whole and chance.random() < ODD_SHARE
+        data = odd(seed.name, data, chance) if makes_no_sense else damage(data, chance)
+        uses = [chance.choice(list(USES))] if whole else None
+        found = check(seed.name, data, uses)
         if found:
             CRASHES.mkdir(exist_ok=True)
             kept = CRASHES / f"{'whole' if whole else 'one'}-{number}-{seed.name}"
             kept.write_bytes(data)
-            print(f"defect, kept as {kept}:\n{found}")
+            print(f"defect, kept as {kept}, {uses}:\n{found}")
             return 1
     print(f"{args.inputs} damaged inputs read, no defect, {time.monotonic() - begin:.0f} s")
     return 0
@@ -225,6 +273,7 @@ def add_steps_and_stores() -> None:
     Two layers: a dummy step, a prefill of three rows padded to four, a replay of one row.
     """
     request_id, layout = "cmpl-kvtrace-1-0-1a2b3c4d", builders.layout()
+    layout["groups"][0]["sliding_window"] = 16
     steps = [
         builders.started(missing=["draft"], inexact=["speculative decoding"]),
         builders.step(1, "dummy", rows=2),

@@ -413,6 +413,98 @@ def test_a_block_that_is_still_being_filled_is_never_behind_a_window():
     assert found(freed_early(3)) == {Rule.FOREIGN_BLOCK: 3 * 2 * 2 * 2}
 
 
+WINDOWS = {
+    # Tokens that must have been computed before the KV block of positions 0 to 3 is free.
+    "sliding window of 4": ({"sliding_window": 4}, 7),
+    "sliding window of 1": ({"sliding_window": 1}, 4),
+    "sliding window of 6": ({"sliding_window": 6}, 9),
+    "chunks of 4": ({"attention_chunk_size": 4}, 4),
+    "chunks of 8": ({"attention_chunk_size": 8}, 8),
+    "chunks of 6": ({"attention_chunk_size": 6}, 6),
+}
+
+
+def new_owner(tokens, window, **options):
+    """Let `b` compute three tokens in the first KV block of `a`, which computed so many before."""
+    scene = Scene(windows=(window, window), **options)
+    scene.step(requests=[("a", tokens, 0)], admitted=[scene.admission("a", [1, 2, 3])])
+    scene.step(requests=[("b", 3, 0), ("a", 1, tokens)], admitted=[scene.admission("b", [1])])
+    return scene.audit()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("case", WINDOWS)
+def test_a_block_wholly_behind_the_window_may_have_a_new_owner(case, groups):
+    window, tokens = WINDOWS[case]
+    audit = new_owner(tokens, window, groups=groups)
+    assert (audit.verdict, audit.doubts, found(audit)) == (AuditVerdict.CLEAN, (), {})
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_a_block_of_which_a_token_is_inside_the_window_has_one_owner(case):
+    window, tokens = WINDOWS[case]
+    # The step that computes the last token that is needed is too early still.
+    audit = new_owner(tokens - 1, window)
+    assert set(found(audit)) == {Rule.FOREIGN_BLOCK}
+    of_new_owner = [each.position for each in audit.each() if each.request_id == "b"]
+    assert sorted(of_new_owner) == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_the_groups_of_a_hybrid_model_have_windows_of_their_own():
+    """Nothing is said of the first group, whose layers read everything."""
+    scene = Scene(groups=2, windows=({}, {"sliding_window": 4}))
+    scene.prompt("a", 7, [1, 2])
+    scene.prompt("b", 3, [1])
+    audit = scene.audit()
+    assert found(audit) == {Rule.FOREIGN_BLOCK: 3 * 2 * 2}
+    assert {each.layer_index for each in audit.each()} == {0, 1}
+
+
+def test_a_request_may_get_its_own_block_again():
+    scene = Scene(windows=({"sliding_window": 4},))
+    scene.prompt("a", 8, [1, 2])
+    scene.step(requests=[("a", 4, 8)], grown=[["a", [[1]]]])
+    # In its new place it is shared as any other.
+    scene.prompt("b", 13, [4, 5, 1, 6], computed=12)
+    audit = scene.audit()
+    rules = {each.rule for each in audit.each()}
+    assert rules == {Rule.READ_BEFORE_WRITE}, "4 and 5 were never written"
+    assert {each.kv_block_id for each in audit.each()} == {4, 5}
+
+
+def test_what_was_computed_before_a_preemption_is_behind_no_window():
+    scene = Scene(windows=({"sliding_window": 4},))
+    scene.prompt("a", 10, [1, 2, 3])
+    scene.idle(preempted=["a"])
+    scene.step(requests=[("a", 3, 0)], resumed=[scene.admission("a", [1])])
+    scene.prompt("b", 3, [1])
+    assert found(scene.audit()) == {Rule.FOREIGN_BLOCK: 3 * 2 * 2}
+
+
+def test_a_row_without_a_slot_in_a_block_behind_a_window_is_in_no_requests_block():
+    scene = Scene(windows=({"sliding_window": 4},))
+    scene.prompt("a", 8, [1, 2])
+    step = scene.step(requests=[("b", 1, 20)], admitted=[scene.admission("b", [7])])
+    scene.add_all(step, 0, 4)
+    assert found(scene.audit()) == {Rule.FREED_BLOCK: 2 * 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"windows": ({"unknown_window": True},)},
+        {"windows": ({"sliding_window": 4},), "started": {"inexact": ["speculative decoding"]}},
+    ],
+)
+def test_a_window_that_is_not_known_exactly_leaves_a_doubt(options):
+    scene = Scene(**options)
+    scene.prompt("a", 8, [1, 2])
+    scene.prompt("b", 3, [1])
+    audit = scene.audit()
+    assert (audit.verdict, found(audit)) == (AuditVerdict.CANNOT_JUDGE, {})
+    assert any("sliding window, not known exactly): 12" in doubt for doubt in audit.doubts)
+
+
 def test_findings_come_in_the_order_of_steps():
     scene, decode = one_request()
     scene.move(20, decode, 0)
@@ -434,7 +526,7 @@ def test_slices_do_not_change_the_result(monkeypatch):
 
     whole = judged()
     monkeypatch.setattr("kvtrace_cli.analysis.audit_writes._SLICE_WEIGHT", 3)
-    monkeypatch.setattr("kvtrace_cli.analysis.audit_cached._SLICE_HOLDINGS", 1)
+    monkeypatch.setattr("kvtrace_cli.analysis.audit_cached._SLICE_TOKENS", 1)
     sliced = judged(slice_stores=5)
     assert set(found(whole)) == {Rule.WRONG_SLOT, Rule.MISSING_WRITE, Rule.READ_BEFORE_WRITE}
     assert sliced == whole

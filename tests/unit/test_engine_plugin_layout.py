@@ -217,6 +217,53 @@ def test_a_group_of_layers_of_several_sizes_has_a_spec_for_each():
     assert [one["axes"][3] for one in layout["tensors"]] == ["kv_dim", "kv_dim"]
 
 
+class SlidingWindowSpec:
+    block_size, num_kv_heads, head_size, sliding_window = 16, 8, 128, 1024
+
+
+class ChunkedLocalAttentionSpec:
+    block_size, num_kv_heads, head_size, attention_chunk_size = 16, 8, 128, 8192
+
+
+class CustomSpec:
+    block_size, num_kv_heads, head_size = 16, 8, 128
+
+
+def like(base, name, **fields):
+    return type(name, (base,), fields)()
+
+
+def uniform(*specs):
+    each = {f"model.layers.{number}.attn": one for number, one in enumerate(specs)}
+    return spec("UniformTypeKVCacheSpecs", kv_cache_specs=each)
+
+
+UNKNOWN = {"unknown_window": True}
+
+
+@pytest.mark.parametrize(
+    ("of_spec", "expected"),
+    [
+        (SlidingWindowSpec(), {"sliding_window": 1024}),
+        (like(SlidingWindowSpec, "SlidingWindowMLASpec"), {"sliding_window": 1024}),
+        (ChunkedLocalAttentionSpec(), {"attention_chunk_size": 8192}),
+        # Layers with a window whose blocks are kept, as without the hybrid allocator.
+        (spec(sliding_window=1024, attention_chunk_size=None), {}),
+        (spec("RSWASpec", rswa_window=128), UNKNOWN),
+        (CustomSpec(), UNKNOWN),
+        (uniform(SlidingWindowSpec(), like(SlidingWindowSpec, "Other")), {"sliding_window": 1024}),
+        (uniform(spec(), spec(sliding_window=1024)), {}),
+        (uniform(spec(), SlidingWindowSpec()), UNKNOWN),
+    ],
+)
+def test_a_group_says_what_the_engine_takes_back_early(of_spec, expected):
+    layers = {f"model.layers.{number}.attn": layer(None) for number in range(2)}
+    (found,) = describe_layout(runner(layers, group(*layers, spec=of_spec)))["groups"]
+    for name in ("block_size", "kernel_block_size", "layer_names"):
+        del found[name]
+    assert found == expected
+
+
 @pytest.mark.parametrize("cache", [[Tensor((100, 8, 16, 256))], (Tensor((100, 8, 16, 256)),)])
 def test_a_cache_in_a_list_of_one_is_that_tensor(cache):
     assert only_tensor({ATTN: layer(cache)})["shape"] == [100, 8, 16, 256]

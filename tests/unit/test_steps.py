@@ -121,6 +121,10 @@ LINES = {
     "no stamp": ([started(), step(None)], "step_stamp None, expected a whole number"),
     "kind": ([started(), step(1, "warm")], "kind 'warm', expected one of forward, dummy, draft"),
     "rows": ([started(), step(1, rows=1.5)], "rows 1.5, expected a whole number"),
+    "many tokens": (
+        [started(), step(1, requests=[("a", 1, 2**24 + 1)])],
+        r"requests\[0\]\[2\] 16777217, expected a whole number from 0 to 16777216",
+    ),
     "many rows": ([started(), step(1, "dummy", rows=2**31)], "rows 2147483648, expected a whole"),
     "rows of requests": (
         [started(), step(1, requests=[["a", 2, 0]], rows=3)],
@@ -204,6 +208,9 @@ LAYOUTS = {
     "a group": ({"groups": [3]}, r"groups\[0\] 3, expected an object"),
     "block size": (group(block_size=0), r"groups\[0\] has block_size 0, expected"),
     "kernel block size": (group(kernel_block_size=None), "kernel_block_size None, expected"),
+    "no window": (group(sliding_window=0), "sliding_window 0, expected a whole number from 1"),
+    "chunk": (group(attention_chunk_size="8"), "attention_chunk_size '8', expected a whole"),
+    "a window or not": (group(unknown_window=1), "unknown_window 1, expected true or false"),
     "layer names": (group(layer_names=[1]), r"layer_names\[0\] 1, expected a text"),
     "group number": (tensor(group=1), r"tensors\[0\] has group 1, expected one of the 1 groups"),
     "role": (tensor(role="q"), "role 'q', expected one of kv, k, v, k_scale, v_scale"),
@@ -220,6 +227,18 @@ LAYOUTS = {
     "name": (tensor(layer_name=None), "layer_name None, expected a text"),
     "dtype": (tensor(dtype=2), "dtype 2, expected a text"),
 }
+
+
+def test_a_group_has_its_window_or_none(run):
+    path = run / "raw/4711.layout.json"
+    for changes, expected in (
+        ({}, (None, None, False)),
+        ({"sliding_window": 1024}, (1024, None, False)),
+        ({"attention_chunk_size": 8192, "unknown_window": True}, (None, 8192, True)),
+    ):
+        path.write_text(json.dumps(layout(**group(**changes))))
+        (one,) = steps_of(run)[0].layout.groups
+        assert (one.sliding_window, one.attention_chunk_size, one.unknown_window) == expected
 
 
 @pytest.mark.parametrize("fault", LAYOUTS)
@@ -242,7 +261,7 @@ def test_a_layout_that_is_no_object(run, text, message):
         steps_of(run)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000])
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, r'{"dtype": "\ud800x"}'])
 def test_json_that_python_cannot_read_is_an_error_of_ours(run, text):
     (run / "raw/4711.layout.json").write_text(text)
     with pytest.raises(RunDirError, match="no JSON that can be read"):

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .axes import tell_axes
+from .windows import describe_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,7 @@ def describe_layout(runner: Any) -> dict[str, Any]:
                 "block_size": block_size,
                 "kernel_block_size": kernel_block_size,
                 "layer_names": list(group.layer_names),
+                **describe_window(group.kv_cache_spec),
             }
         )
         for layer_name in group.layer_names:
