@@ -30,6 +30,22 @@ def measured_windows(requests: Sequence[dict[str, Any]]) -> list[tuple[int, int,
     ]
 
 
+def measured_stretches(
+    requests: Sequence[dict[str, Any]],
+) -> list[tuple[int, int, int | None]]:
+    """Return (begin, end, request_index if it is one request's) of the stretches, by time.
+
+    Units: ns of CLOCK_MONOTONIC.
+    """
+    found: list[tuple[int, int, int | None]] = []
+    for index, begin, end in sorted(measured_windows(requests), key=lambda window: window[1:]):
+        if found and begin < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end), None)
+        else:
+            found.append((begin, max(begin, end), index))
+    return found
+
+
 def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Add to each launch the measured stretch it was submitted in.
 
@@ -43,7 +59,7 @@ def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -
 
     Units: ns of CLOCK_MONOTONIC on both sides; both ends belong to a stretch.
     """
-    stretches = pl.DataFrame(_stretches(requests), schema=_STRETCH_SCHEMA, orient="row")
+    stretches = pl.DataFrame(measured_stretches(requests), schema=_STRETCH_SCHEMA, orient="row")
     launched = pl.col("host_monotonic_ns")
     # Two stretches may meet in one instant, which is the earlier one's.
     number = stretches["end"].search_sorted(launches["host_monotonic_ns"], side="left")
@@ -56,14 +72,3 @@ def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -
         )
     )
     return launches.hstack(found)
-
-
-def _stretches(requests: Sequence[dict[str, Any]]) -> list[tuple[int, int, int | None]]:
-    """Return (begin, end, request_index if it is one request's) in the order of time."""
-    found: list[tuple[int, int, int | None]] = []
-    for index, begin, end in sorted(measured_windows(requests), key=lambda window: window[1:]):
-        if found and begin < found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end), None)
-        else:
-            found.append((begin, max(begin, end), index))
-    return found

@@ -240,11 +240,12 @@ class Reconciliation:
     Frames: `block_events` has one row per block entry with the launch it was joined to
     (`launch_index`, null if none) and whether it was `matched`; `launches` has one row per launch
     record with its counts. Both have the derived `layer_index` and `decode_step`. `stores` is None
-    if stores to memory were not recorded.
+    if stores to memory were not recorded. `doubts` are those `reasons` that are no mismatch.
     """
 
     verdict: Verdict
     reasons: tuple[str, ...]
+    doubts: tuple[str, ...]
     notes: tuple[str, ...]
     emulated: bool
     incomplete: bool

@@ -25,6 +25,8 @@ from kvtrace_cli.dumps.schema import (
     Recording,
 )
 
+# As the manifest names it.
+_EMULATED_ENGINE = "emulator"
 _BY_STAMP = "grid id and launch stamp"
 _BY_COUNT = "grid id and order of occurrence"
 # All that joining looks at, of the many columns of launches.
@@ -66,13 +68,14 @@ def reconcile(recording: Recording) -> Reconciliation:
     stores = _count_stores(recording, contexts)
     pcs, bound = matched_pcs(launches, contexts), bound_functions(recording.journal)
     disagreements = count_disagreements(pcs, bound)
-    verdict, reasons = judge(
+    verdict, reasons, doubts = judge(
         recording, files, whole_life, measured, kernel_disagreements=disagreements, stores=stores
     )
     processes = {books.process_id for books in files}
     return Reconciliation(
         verdict=verdict,
         reasons=reasons,
+        doubts=doubts,
         notes=notes(recording, files, launches, order_join),
         emulated=_is_emulated(recording),
         incomplete=recording.incomplete,
@@ -147,8 +150,10 @@ def _stream_count(launches: pl.DataFrame) -> int:
 
 
 def _is_emulated(recording: Recording) -> bool:
+    """Ask the files, which know best, and the manifest, for a run that left none."""
     dumps = (*recording.events, *recording.launches)
-    return any(dump.header.has("KVTRACE_FILE_EMULATED") for dump in dumps)
+    asked = recording.manifest.get("engine") == _EMULATED_ENGINE
+    return asked or any(dump.header.has("KVTRACE_FILE_EMULATED") for dump in dumps)
 
 
 def _graph_join_method(launches: pl.DataFrame) -> str | None:

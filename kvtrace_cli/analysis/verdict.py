@@ -26,11 +26,11 @@ def judge(
     *,
     kernel_disagreements: int,
     stores: StoreCounts | None,
-) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and every reason for it, one plain sentence each.
+) -> tuple[Verdict, tuple[str, ...], tuple[str, ...]]:
+    """Return the verdict, every reason for it, and the doubts among them, one plain sentence each.
 
     A mismatch outweighs everything; otherwise anything unknowable makes it inconclusive. The
-    reasons of both are given.
+    reasons of both are given; doubts are those of the latter.
     """
     mismatches = [
         *_population_mismatches("graph-node", whole_life.graph_nodes),
@@ -47,14 +47,14 @@ def judge(
             f"{kernel_disagreements} program counters stand for different kernels in different "
             "records."
         )
-    doubts = [
+    doubts = (
         *_nothing_recorded(recording, files, whole_life),
         *_unknowable(recording, files),
         *_empty_window(recording, measured),
-    ]
+    )
     if mismatches:
-        return Verdict.MISMATCH, (*mismatches, *doubts)
-    return (Verdict.INCONCLUSIVE if doubts else Verdict.AGREES), tuple(doubts)
+        return Verdict.MISMATCH, (*mismatches, *doubts), doubts
+    return (Verdict.INCONCLUSIVE if doubts else Verdict.AGREES), doubts, doubts
 
 
 def notes(
@@ -85,8 +85,10 @@ def notes(
                 f"{books.name}: launch records were dropped, so its {books.expected_blocks} "
                 "expected blocks are only a lower bound."
             )
-        if "closed" not in books.flags:
-            found.append(f"{books.name} was not closed in order; only counted records were read.")
+    found += [
+        f"Process {process_id} did not close its files in order; it had recorded nothing."
+        for process_id in sorted(_unclosed(files) - _recorders(files))
+    ]
     unbound = unbound_functions(recording.journal)
     if unbound:
         found.append(
@@ -155,6 +157,19 @@ def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[
         yield "A graph with conditional nodes ran: the host cannot know which of its nodes ran."
     if "device_graphs" in flags:
         yield "A graph that can launch graphs from the device ran: those have no host record."
+    late = _processes_of(recording, "launched_after_end")
+    for process_id in sorted(late):
+        yield (
+            f"Process {process_id} launched a target kernel after its recording had ended, so what "
+            "that did is not recorded."
+        )
+    for process_id in sorted((_unclosed(files) & _recorders(files)) - late):
+        yield (
+            f"Process {process_id} did not close its files in order, so what came last may be "
+            "missing on both sides. Record again and let it end in order: `vllm serve` with "
+            "--shutdown-timeout 30 and one signal to its first process, a script with --no-steps "
+            "with VLLM_ENABLE_V1_MULTIPROCESSING=0."
+        )
     for books in _first_failures(files):
         yield (
             f"The injector of process {books.process_id} failed at {books.first_failure_site} "
@@ -164,9 +179,22 @@ def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[
         yield f"The target kernel {name} ran in a module that could not be patched."
 
 
+def _unclosed(files: tuple[FileBooks, ...]) -> set[int]:
+    return {books.process_id for books in files if "closed" not in books.flags}
+
+
+def _recorders(files: tuple[FileBooks, ...]) -> set[int]:
+    """Return the processes that recorded a launch or an event, or had no space for one."""
+    return {books.process_id for books in files if books.written or books.dropped}
+
+
 def _first_failures(files: tuple[FileBooks, ...]) -> list[FileBooks]:
     failed = {books.process_id: books for books in files if books.first_failure_site != "none"}
     return list(failed.values())
+
+
+def _processes_of(recording: Recording, event: str) -> set[int]:
+    return {line["process_id"] for line in recording.journal if line.get("event") == event}
 
 
 def _targets_not_patched(recording: Recording) -> set[str]:

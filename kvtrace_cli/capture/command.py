@@ -12,18 +12,20 @@ from kvtrace_cli.capture.signals import forwarded_termination
 from kvtrace_cli.config import TimeLimits
 from kvtrace_cli.errors import RunFailedError
 
+# Of the signals that we are sent: to the first process, then to its group.
+_HANDED_ON = 2
+
 
 class TracedCommand:
     """A running command in a session of its own, with our input, output and working directory.
 
-    In its own session a Ctrl-C on the terminal reaches us alone, and the command by our hand: once,
-    as without kvtrace.
+    In its own session a Ctrl-C on the terminal reaches us alone, and the command by our hand.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", tree: ProcessTree) -> None:
         self._process = process
         self._tree = tree
-        self._signals: list[str] = []
+        self._signals: list[signal.Signals] = []
 
     @classmethod
     def start(
@@ -53,26 +55,33 @@ class TracedCommand:
     @property
     def signals(self) -> tuple[str, ...]:
         """The signals that we were sent while it ran, in their order."""
-        return tuple(self._signals)
+        return tuple(number.name for number in self._signals)
 
-    def wait(self, on_signal: Callable[[str], None]) -> int:
-        """Wait until it ends, and return its exit status.
+    def wait(self, on_signal: Callable[[str, int], None]) -> int:
+        """Wait until its first process ends, and return the exit status of that.
 
-        The first SIGINT, SIGTERM or SIGHUP is handed on to its process group.
+        The first SIGINT, SIGTERM or SIGHUP is handed on to the first process alone: a server then
+        ends its engine in order, which the same signal would have cut short there. A second one
+        goes to the whole process group, as from a terminal, for what does not tell its children.
+        Nor does a first process that dies of the signal: then its group gets the first one too.
 
         Args:
-            on_signal: called with the name of the signal that was handed on.
+            on_signal: called with the name of each signal that was handed on, and how many they
+                were by then.
 
         Raises:
-            KeyboardInterrupt: a second one came; the command may still run.
+            KeyboardInterrupt: a third one came; the command may still run.
         """
 
         def forward(number: signal.Signals) -> None:
             self._forward(number)
-            on_signal(number.name)
+            on_signal(number.name, len(self._signals))
 
         with forwarded_termination(forward):
-            return self._process.wait()
+            status = self._process.wait()
+            if self._signals == [-status]:
+                self._signal_group(self._signals[0])
+        return status
 
     def left(self, limits: TimeLimits) -> tuple[int, ...]:
         """Return the pids of what it left behind, once helpers had time to end."""
@@ -85,9 +94,16 @@ class TracedCommand:
         return last
 
     def _forward(self, number: signal.Signals) -> None:
-        self._signals.append(number.name)
-        if len(self._signals) > 1:
+        self._signals.append(number)
+        if len(self._signals) > _HANDED_ON:
             raise KeyboardInterrupt
         self._tree.look()  # before orphans lose their trace
+        if len(self._signals) > 1:
+            self._signal_group(number)
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+
+    def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)

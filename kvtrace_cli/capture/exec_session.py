@@ -20,6 +20,12 @@ from kvtrace_cli.config import ExecConfig
 from kvtrace_cli.dumps.run_dir import RunDir, dump_origin
 from kvtrace_cli.errors import InconclusiveError, RunFailedError
 
+_TO_FIRST = (
+    "the command's first process; a second one reaches its whole process group, "
+    "a third ends it by force"
+)
+_TO_GROUP = "the command's whole process group; once more ends it by force"
+
 
 @dataclass(frozen=True)
 class ExecResult(Recorded):
@@ -131,8 +137,8 @@ class _ExecSession:
                 )
         return status
 
-    def _say_handed_on(self, name: str) -> None:
-        self._progress.note(f"{name}: handed on to the command; once more ends it by force")
+    def _say_handed_on(self, name: str, count: int) -> None:
+        self._progress.note(f"{name}: handed on to {_TO_FIRST if count == 1 else _TO_GROUP}")
 
     def _look_after(self, command: TracedCommand, status: int) -> None:
         """Judge whether it ended in order, and what to do with what it left behind."""

@@ -66,8 +66,9 @@ def exec(  # noqa: A001  the command's name
 
     Example: kvtrace exec --out run1 -- vllm bench latency
 
-    It runs here, with this terminal; a Ctrl-C reaches it, and what it recorded until it ended is
-    reconciled. Exit code 3 if it fails, else that of `kvtrace reconcile`.
+    It runs here, with this terminal, and what it recorded until it ended is reconciled. A Ctrl-C
+    reaches its first process, a second one its whole process group, a third ends it by force.
+    Exit code 3 if it fails, else that of `kvtrace reconcile`.
     """
     if not command:
         raise ConfigError("no command; expected it after `--`: kvtrace exec -- python script.py")

@@ -55,7 +55,8 @@ def test_every_way_to_end(case, closed, tmp_path):
     assert done.status == (-signal.SIGTERM if case == "end_by_signal" else 0), done.errors
     found = done.reconciled()
     assert found.block_events.height == done.truth["target_blocks"] == 285
-    assert found.verdict is Verdict.AGREES
+    # Nothing is missing here, but without an orderly end nobody can know that.
+    assert found.verdict is (Verdict.AGREES if closed else Verdict.INCONCLUSIVE)
     assert all(("closed" in books.flags) is closed for books in found.files)
 
 

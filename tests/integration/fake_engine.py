@@ -19,7 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
-from builders import Trace, journal, write_lines  # noqa: E402
+from builders import Trace, flags, journal, write_lines  # noqa: E402
 
 from kvtrace_cli.dumps import abi  # noqa: E402
 
@@ -32,11 +32,14 @@ FAILING_TOKENS = 3
 
 
 class Recorder:
-    """Writes what the injector would: plain launches in prefill, a graph replay a decode step."""
+    """Writes what the injector would: plain launches in prefill, a graph replay a decode step.
+
+    Unless `close` is called, its files are those of a process that was killed.
+    """
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
-        self._trace = Trace(process_id=os.getpid())
+        self._trace = Trace(process_id=os.getpid(), changes={"flags": flags("PATCHED")})
         self._replays = 0
         self._lock = threading.Lock()
 
@@ -63,6 +66,12 @@ class Recorder:
         self._replace(f"{pid}-0.events.kvt", self._trace.event_file())
         self._replace(f"{pid}.launches.kvt", self._trace.launch_file())
         write_lines(self._raw / f"{pid}.journal.jsonl", journal())
+
+    def close(self) -> None:
+        """End in order."""
+        with self._lock:
+            self._trace.changes = {}
+            self.publish()
 
     def _replace(self, name: str, data: bytes) -> None:
         temporary = self._raw / f"{name}.new"
@@ -172,6 +181,8 @@ def note_pid(pid: int) -> None:
 
 
 def end(_number: int, _frame: object) -> None:
+    if Handler.recorder is not None:
+        Handler.recorder.close()
     os._exit(0)
 
 

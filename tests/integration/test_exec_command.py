@@ -14,14 +14,15 @@ from machine import make_machine, wait_until
 REPOSITORY = Path(__file__).parents[2]
 NATIVE = REPOSITORY / "kvtrace_cli/native"
 COMMAND = [sys.executable, "-m", "kvtrace_cli", "exec"]
-# Leaves the recording that an injector would: a plain launch and one replay.
+# Leaves what an injector would, closed at an orderly end: a plain launch and one replay.
 RECORDING = """
-import sys
+import atexit, sys
 sys.path.insert(0, {directory!r})
 import fake_engine
 made = fake_engine.recorder()
 made.step("replay")
 made.publish()
+atexit.register(made.close)
 """
 
 
@@ -207,7 +208,7 @@ def test_a_server_that_ends_in_order_when_interrupted_is_reconciled(here, number
     assert "agrees" in out
     assert is_complete(here)
     assert manifest(here)["outcome"]["command_signals"] == [number.name]
-    assert f"kvtrace: {number.name}: handed on to the command" in running.stderr
+    assert f"kvtrace: {number.name}: handed on to the command's first process" in running.stderr
 
 
 def test_a_command_that_fails_when_interrupted_exits_130(here):
@@ -230,45 +231,109 @@ def test_a_command_that_dies_of_the_interrupt_stays_incomplete(here):
     assert manifest(here)["outcome"]["command_exit_status"] == -signal.SIGINT
 
 
-def test_the_whole_group_hears_the_interrupt_once(here):
-    script = """
+# A parent with a child in its group; each says which interrupts it heard. The child records.
+FAMILY = """
 import os, signal, subprocess, sys, time
-name = sys.argv[1]
-def end(*_):
-    os.write(1, f"interrupted {name}\\n".encode())
-    time.sleep(0.3)
-    sys.exit(child.wait() if name == "parent" else 0)
-signal.signal(signal.SIGINT, end)
+name, told, child_script = sys.argv[1:]
+def hear(*_):
+    os.write(1, f"{name} heard\\n".encode())
+    if name == "child":
+        sys.exit(0)
+    if told == "tells":
+        child.terminate()
+if (name, told) != ("parent", "dies"):
+    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGTERM, hear)
 if name == "parent":
-    child = subprocess.Popen([sys.executable, "-c", sys.argv[2], "child"])
-else:
-    print("ready", flush=True)
+    child = subprocess.Popen([sys.executable, "-c", child_script, "child", told, ""])
+    while child.poll() is None:
+        time.sleep(0.05)
+    sys.exit(child.returncode)
+print("ready", flush=True)
 while True:
     time.sleep(0.05)
 """
-    running = Running(here, sys.executable, "-c", script, "parent", script)
+
+
+def family(told):
+    child = recording(FAMILY)[-1]
+    return sys.executable, "-c", FAMILY, "parent", told, child
+
+
+def heard(out):
+    return [line for line in out.splitlines() if line.endswith("heard")]
+
+
+def test_the_first_interrupt_is_for_the_first_process_alone(here):
+    """It then ends its engine in order, by a signal that the engine knows: so vLLM does."""
+    running = Running(here, *family("tells"))
     running.process.send_signal(signal.SIGINT)
     code, out = running.end()
-    assert code == 4, running.stderr
-    assert sorted(line for line in out.splitlines() if line.startswith("interrupted")) == [
-        "interrupted child",
-        "interrupted parent",
-    ]
-    assert "left behind" not in running.stderr
+    assert code == 0, running.stderr
+    assert heard(out) == ["parent heard", "child heard"]
+    assert "agrees" in out
+    assert manifest(here)["outcome"]["command_signals"] == ["SIGINT"]
+    assert "a second one reaches its whole process group, a third ends it by" in running.stderr
 
 
-def test_a_second_interrupt_ends_a_command_that_ignores_the_first(here):
+def test_the_second_interrupt_is_for_the_whole_group(here):
+    running = Running(here, *family("waits"))
+    running.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "handed on to the command's first process" in running.stderr)
+    time.sleep(0.3)
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGINT)
+    code, out = running.end()
+    assert code == 0, running.stderr
+    assert sorted(heard(out)) == ["child heard", "parent heard", "parent heard"]
+    assert is_complete(here)
+    assert manifest(here)["outcome"]["command_signals"] == ["SIGINT", "SIGINT"]
+    assert "handed on to the command's whole process group; once more ends it" in running.stderr
+
+
+def test_a_first_process_that_dies_of_the_interrupt_told_nobody_so_its_group_hears_it(here):
+    """As a shell does that runs a pipeline."""
+    running = Running(here, *family("dies"))
+    running.process.send_signal(signal.SIGINT)
+    code, out = running.end()
+    assert code == 130, running.stderr
+    assert heard(out) == ["child heard"]
+    assert manifest(here)["outcome"]["command_exit_status"] == -signal.SIGINT
+    assert manifest(here)["outcome"]["command_signals"] == ["SIGINT"]
+    assert not is_complete(here)
+
+
+def test_a_third_interrupt_ends_a_command_that_ignores_the_others(here):
     script = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + WAIT
     running = Running(here, sys.executable, "-c", script)
-    running.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert running.process.poll() is None
+    for handed_on in ("first process", "whole process group"):
+        running.process.send_signal(signal.SIGINT)
+        wait_until(lambda to=handed_on: f"handed on to the command's {to}" in running.stderr)
+        time.sleep(0.3)
+        assert running.process.poll() is None
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130, running.stderr
-    assert manifest(here)["outcome"]["command_signals"] == ["SIGINT", "SIGINT"]
+    assert manifest(here)["outcome"]["command_signals"] == ["SIGINT"] * 3
     assert manifest(here)["outcome"]["command_exit_status"] == -signal.SIGTERM
     assert not is_complete(here)
+
+
+def test_an_engine_that_was_killed_leaves_the_verdict_inconclusive(here):
+    """The first process ends well, and its recorder had no time to: as vLLM's engine by default."""
+    child = recording("print('ready', flush=True)\nimport time\ntime.sleep(600)\n")[-1]
+    parent = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "child.kill()\n"
+    )
+    done = execute(here, sys.executable, "-c", parent)
+    assert done.returncode == 4, done.stderr
+    assert is_complete(here)
+    said = " ".join(done.stdout.split())
+    assert "did not close its files in order" in said
+    assert "--shutdown-timeout 30" in said
 
 
 def spawning(here, then=""):

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 from machine import make_machine
 
+from kvtrace_cli.analysis.model import Verdict
+from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.capture.session import record_run
 from kvtrace_cli.config import (
@@ -23,6 +25,8 @@ from kvtrace_cli.config import (
     TimeLimits,
     Weights,
 )
+from kvtrace_cli.dumps.recording import read_recording
+from kvtrace_cli.dumps.run_dir import open_run_dir
 from kvtrace_cli.errors import ConfigError, RunDirError, RunFailedError
 
 LIMITS = TimeLimits(
@@ -305,9 +309,12 @@ def test_a_slow_start_is_waited_for(config, monkeypatch):
     [("ignores_sigint", "SIGTERM"), ("ignores_both", "SIGKILL"), ("children", "SIGTERM")],
 )
 def test_every_process_ends_whatever_it_ignores(config, machine, monkeypatch, fault, last_signal):
-    """The answers are in and the counters quiet, so the recording is complete all the same."""
+    """The answers are in, so the run is complete; what a kill may have cost, the verdict says."""
     record(config, monkeypatch, fault)
     assert manifest(config)["outcome"]["engine_last_signal"] == last_signal
+    run_dir = open_run_dir(config.out, allow_incomplete=False)
+    verdict = Verdict.INCONCLUSIVE if last_signal == "SIGKILL" else Verdict.AGREES
+    assert reconcile(read_recording(run_dir)).verdict is verdict
     assert (config.out / "COMPLETE").exists()
     assert machine.left_behind() == []
 

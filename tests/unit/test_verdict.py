@@ -42,10 +42,20 @@ INCONCLUSIVE = {
         {},
         "process 4711 failed at bind_function (result 3)",
     ),
+    "events not closed": (
+        [replace(seven_replays(), changes={"flags": flags("PATCHED")})],
+        {},
+        "Process 4711 did not close its files in order, so what came last may be missing on both",
+    ),
     "empty window": (
         [seven_replays()],
         {"requests": [request(host_monotonic_begin_ns=1 << 61)]},
         "no target kernel was launched during it",
+    ),
+    "launched after the end": (
+        [replace(seven_replays(), changes={"flags": flags("PATCHED")})],
+        {"journal_lines": [{"event": "launched_after_end"}]},
+        "Process 4711 launched a target kernel after its recording had ended",
     ),
     "target not patched": (
         [seven_replays()],
@@ -85,7 +95,46 @@ def test_an_incomplete_run_still_gives_numbers(tmp_path):
     requests = [request(host_monotonic_end_ns=None, http_status=None)]
     result = reconciled(tmp_path, trace, complete=False, requests=requests)
     assert graph_counts(result.measured) == (280, 280, 280)
-    assert any("was not closed in order" in note for note in result.notes)
+    assert_reason(result, "Process 4711 did not close its files in order")
+
+
+def killed(**changes):
+    return Trace(process_id=5, changes={"flags": flags("PATCHED")}, **changes)
+
+
+def test_what_a_killed_process_recorded_last_is_a_doubt_beside_one_that_ended_well(tmp_path):
+    other = killed()
+    other.enter_all(other.plain())
+    result = reconciled(tmp_path, seven_replays(), other)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    (reason,) = result.reasons
+    assert reason.startswith("Process 5 did not close its files in order")
+    assert "--shutdown-timeout 30" in reason
+
+
+def test_one_file_that_was_not_closed_is_enough(tmp_path):
+    run = builders.write_run(tmp_path / "run", seven_replays())
+    launches = seven_replays().launch_file(flags=flags("PATCHED"))
+    (run / "raw/4711.launches.kvt").write_bytes(launches)
+    recording = builders.read_recording(builders.open_run_dir(run, allow_incomplete=False))
+    result = builders.reconcile(recording)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert len(result.reasons) == 1
+
+
+def test_a_killed_process_that_recorded_nothing_decides_nothing(tmp_path):
+    """Engines kill helpers as a matter of course."""
+    result = reconciled(tmp_path, seven_replays(), killed())
+    assert result.verdict is Verdict.AGREES
+    assert "Process 5 did not close its files in order; it had recorded nothing." in result.notes
+
+
+def test_a_mismatch_of_a_killed_process_is_a_mismatch(tmp_path):
+    trace = replace(seven_replays(), changes={"flags": flags("PATCHED")})
+    trace.lose(5)
+    result = reconciled(tmp_path, trace)
+    assert result.verdict is Verdict.MISMATCH
+    assert_reason(result, "Process 4711 did not close its files in order")
 
 
 def test_without_a_measured_request_only_the_whole_life_is_judged(tmp_path):
@@ -98,3 +147,8 @@ def test_without_a_measured_request_only_the_whole_life_is_judged(tmp_path):
 def test_an_emulated_run_is_marked(tmp_path):
     trace = replace(seven_replays(), changes={"flags": flags("CLOSED", "PATCHED", "EMULATED")})
     assert reconciled(tmp_path, trace).emulated
+
+
+@pytest.mark.parametrize(("engine", "emulated"), [("emulator", True), ("vllm", False)])
+def test_an_emulated_run_that_recorded_nothing_is_marked(tmp_path, engine, emulated):
+    assert reconciled(tmp_path, manifest={"engine": engine}).emulated is emulated
