@@ -72,7 +72,7 @@ def step_tables(recording: Recording) -> StepTables:
 
     Units: `host_monotonic_ns` in ns of CLOCK_MONOTONIC; positions and slots in tokens. Assumes: a
     request keeps its blocks until it is finished or preempted; what the scheduler replaces earlier
-    (outside a sliding window) is not told to the workers. Source: docs/format.md, Steps.
+    (behind a window) is not told to the workers. Source: docs/format.md, Steps.
     """
     rows = _rows(recording.steps)
     holdings = pl.DataFrame(

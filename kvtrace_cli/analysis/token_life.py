@@ -20,6 +20,7 @@ from kvtrace_cli.analysis.token_slot import SlotHistory, cached_note
 from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, Layout, Recording
 
 _NS_PER_US = 1000
+_MOST_DIGITS = 18  # of a request's number; Python turns only so many into a number at all
 
 
 def matching_requests(recording: Recording, tables: StepTables, wanted: str) -> tuple[str, ...]:
@@ -37,7 +38,8 @@ def matching_requests(recording: Recording, tables: StepTables, wanted: str) -> 
     if wanted in known:
         return (wanted,)
     sent = sent_request_ids(recording.requests)
-    index = int(wanted) if wanted.isdecimal() else sent.get(wanted)
+    is_index = wanted.isdecimal() and len(wanted) <= _MOST_DIGITS
+    index = int(wanted) if is_index else sent.get(wanted)
     if index is not None:
         ours = tuple(one for one in known if our_request_index(one, sent) == index)
         if ours:

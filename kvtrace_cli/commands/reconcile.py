@@ -8,13 +8,21 @@ import typer
 
 from kvtrace_cli import console
 from kvtrace_cli.analysis.attribution import attribute
+from kvtrace_cli.analysis.facts import run_facts
 from kvtrace_cli.analysis.model import Attribution, Reconciliation, Verdict
 from kvtrace_cli.analysis.reconcile import reconcile as reconcile_recording
 from kvtrace_cli.analysis.steps import step_tables
+from kvtrace_cli.commands.output_options import (
+    GithubOption,
+    JunitOption,
+    MarkdownOption,
+    Outputs,
+)
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir, open_run_dir
 from kvtrace_cli.errors import ExitCode
-from kvtrace_cli.reports.documents import report_document, summary_document
+from kvtrace_cli.reports.documents import document_text, report_document, summary_document
+from kvtrace_cli.reports.reconcile_checks import reconcile_report
 from kvtrace_cli.reports.tables import reconciliation_tables
 
 _EXIT_CODES = {
@@ -28,6 +36,7 @@ def reconcile(
     run_dir: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory that `kvtrace run` made.")
     ],
+    *,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of tables.")
     ] = False,
@@ -37,6 +46,9 @@ def reconcile(
             "--allow-incomplete", help="Read a run that did not end in order; never agrees."
         ),
     ] = False,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    github: GithubOption = False,
 ) -> None:
     """Compare what the host launched with what entered on the GPU, from a run's files alone.
 
@@ -45,12 +57,14 @@ def reconcile(
     Writes summary.json into DIR. Exit code 0: agrees; 1: mismatch or drops; 2: DIR cannot be read;
     4: inconclusive.
     """
-    code = reconcile_run(run_dir, allow_incomplete=allow_incomplete, as_json=as_json)
-    raise typer.Exit(code)
+    outputs = Outputs(
+        "kvtrace reconcile", junit=junit, markdown=markdown, github=github, as_json=as_json
+    )
+    raise typer.Exit(reconcile_run(run_dir, allow_incomplete=allow_incomplete, outputs=outputs))
 
 
-def reconcile_run(run_dir: Path, *, allow_incomplete: bool, as_json: bool) -> ExitCode:
-    """Reconcile a run directory, print the result on stdout and write summary.json.
+def reconcile_run(run_dir: Path, *, allow_incomplete: bool, outputs: Outputs) -> ExitCode:
+    """Reconcile a run directory, print and write the result, and summary.json.
 
     Returns:
         The exit code that the verdict stands for.
@@ -58,25 +72,30 @@ def reconcile_run(run_dir: Path, *, allow_incomplete: bool, as_json: bool) -> Ex
     Raises:
         RunDirError: it is no run directory, is incomplete, or lacks a part.
         DumpFormatError: a recorded file is damaged.
+        ConfigError: an output cannot be written.
     """
-    opened = open_run_dir(run_dir, allow_incomplete=allow_incomplete)
-    recording = read_recording(opened)
-    result = reconcile_recording(recording)
-    attribution = attribute(result, recording, step_tables(recording))
-    _write_summary(opened, summary_document(result, attribution, recording.manifest))
-    if as_json:
+    with outputs.errors_told():
+        opened = open_run_dir(run_dir, allow_incomplete=allow_incomplete)
+        recording = read_recording(opened)
+        result = reconcile_recording(recording)
+        tables = step_tables(recording)
+        attribution = attribute(result, recording, tables)
+        facts = run_facts(result, attribution, recording, tables)
+    _write_summary(opened, summary_document(result, attribution, recording.manifest, facts))
+    if outputs.as_json:
         document = {"run_dir": str(run_dir)} | report_document(
-            result, attribution, recording.manifest
+            result, attribution, recording.manifest, facts
         )
         typer.echo(json.dumps(document, indent=2))
-    else:
+    elif outputs.wants_tables:
         _print_tables(result, attribution)
+    outputs.write(reconcile_report(result, attribution, str(run_dir)))
     return _EXIT_CODES[result.verdict]
 
 
 def _write_summary(run_dir: RunDir, document: dict[str, Any]) -> None:
     try:
-        run_dir.summary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        run_dir.summary.write_text(document_text(document) + "\n", encoding="utf-8")
     except OSError as error:
         message = f"warning: {run_dir.summary}: not written ({error.strerror})"
         console.err.print(message, markup=False, soft_wrap=True)

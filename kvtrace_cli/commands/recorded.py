@@ -2,6 +2,7 @@
 
 from kvtrace_cli.capture.ledger import Recorded
 from kvtrace_cli.capture.progress import Progress, describe_counters
+from kvtrace_cli.commands.output_options import Outputs
 from kvtrace_cli.commands.reconcile import reconcile_run
 from kvtrace_cli.errors import ExitCode
 
@@ -30,7 +31,8 @@ def reconcile_recorded(recorded: Recorded, *, as_json: bool) -> ExitCode:
     Raises:
         KvtraceError: see `reconcile_run`.
     """
-    code = reconcile_run(recorded.run_dir.path, allow_incomplete=False, as_json=as_json)
+    outputs = Outputs("kvtrace reconcile", as_json=as_json)
+    code = reconcile_run(recorded.run_dir.path, allow_incomplete=False, outputs=outputs)
     if not recorded.counters.attached and code is ExitCode.AGREES:
         return ExitCode.INCONCLUSIVE
     return code

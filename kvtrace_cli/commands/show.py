@@ -23,6 +23,7 @@ from kvtrace_cli.reports.audit_documents import token_document
 from kvtrace_cli.reports.show_tables import token_tables
 
 _LISTED = 8
+_LAST_POSITION = 2**32 - 1
 
 
 def show(
@@ -39,7 +40,10 @@ def show(
         ),
     ],
     token: Annotated[
-        int, typer.Option("--token", metavar="T", min=0, help="Token position, from 0.")
+        int,
+        typer.Option(
+            "--token", metavar="T", min=0, max=_LAST_POSITION, help="Token position, from 0."
+        ),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of tables.")

@@ -1,11 +1,12 @@
 """What an audit found, and the life of a token, as JSON documents."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from kvtrace_cli import __version__
 from kvtrace_cli.analysis.audit_model import Audit, Finding, TokenLife
-from kvtrace_cli.reports.documents import SCHEMA_VERSION
+
+SCHEMA_VERSION: Final = 1
 
 
 def audit_document(result: Audit) -> dict[str, Any]:

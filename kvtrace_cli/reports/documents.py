@@ -1,5 +1,6 @@
 """Results as JSON documents, each with a schema_version."""
 
+import json
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,25 +14,35 @@ from kvtrace_cli.analysis.model import (
     RowCounts,
     Section,
 )
-
-SCHEMA_VERSION: Final = 1
+from kvtrace_cli.analysis.run_facts import RunFacts
+from kvtrace_cli.dumps.summary import SCHEMA_VERSION, SUMMARY_KIND
 
 # What the engine chose, so that it differs from run to run.
 _ENGINES: Final = ("request_id", "is_engine_own")
 _ADDRESSES: Final = ("graph_exec", "process_id")
 # Times are shown to the nanosecond, which is finer than the timer's steps.
 _MS_DIGITS: Final = 6
+_LINE_LETTERS: Final = 100
+# How many of what grows with a run a summary keeps; the totals stand beside them.
+_MOST_KEPT: Final = 64
 
 
 def summary_document(
-    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any]
+    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any], facts: RunFacts
 ) -> dict[str, Any]:
     """Return what summary.json holds: small, and the same for two runs that behaved the same.
+
+    Args:
+        result: from `reconcile`.
+        attribution: of `result`.
+        manifest: of the run.
+        facts: of the run, from `run_facts`.
 
     Spans and gaps are in ms on the GPU globaltimer. Nothing in it is an address, a process id or an
     absolute time, or an id that the engine drew, except where a reason names a file.
     """
     return {
+        "kind": SUMMARY_KIND,
         "schema_version": SCHEMA_VERSION,
         "kvtrace_version": __version__,
         "verdict": result.verdict.value,
@@ -43,32 +54,63 @@ def summary_document(
         "measured_request": _section(result.measured),
         "measured_requests": result.measured_requests,
         "whole_life": _section(result.whole_life),
-        "measured_graphs": [_graph(shape) for shape in result.measured_graphs],
-        "graphs": [_graph(shape) for shape in result.graphs],
+        "measured_graphs": [_graph(shape) for shape in result.measured_graphs[:_MOST_KEPT]],
+        "graphs": [_graph(shape) for shape in result.graphs[:_MOST_KEPT]],
+        "graphs_total": len(result.graphs),
         "dumps": _dumps(result),
         "kernels": _kernels(result),
         "kernel_disagreements": result.kernel_disagreements,
         "order_join": asdict(result.order_join) | {"agrees": result.order_join.agrees},
         "stores": _stores(result),
         "attribution": _attribution(attribution) if attribution.has_steps else None,
+        "settings": asdict(facts.settings),
+        "structure": asdict(facts.structure),
+        "times": asdict(facts.times),
     }
 
 
 def report_document(
-    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any]
+    result: Reconciliation, attribution: Attribution, manifest: dict[str, Any], facts: RunFacts
 ) -> dict[str, Any]:
     """Return what `kvtrace reconcile --json` prints: the summary and what is true of one run only.
 
     Adds `notes`, the books of every file, the kernels of every context, the processes that were
     not judged, and every request that the engine ran, by the engine's id.
     """
-    return summary_document(result, attribution, manifest) | {
+    return summary_document(result, attribution, manifest, facts) | {
         "notes": [*result.notes, *attribution.notes],
         "files": [asdict(books) for books in result.files],
         "context_kernels": [asdict(kernel) for kernel in result.kernels],
         "unjudged_processes": list(result.unjudged_processes),
         "requests": [_request(request) for request in attribution.requests],
     }
+
+
+def document_text(value: Any, indent: int = 0) -> str:
+    """Return a document as JSON in lines that a reviewer can compare.
+
+    What is short, and any list of plain values, is one line; the text is the same for the same
+    document.
+    """
+    flat = json.dumps(value)
+    children = value.values() if isinstance(value, dict) else value
+    is_plain = not isinstance(value, (dict, list, tuple))
+    is_list = not isinstance(value, dict)
+    if (
+        is_plain
+        or not value
+        or len(flat) + indent <= _LINE_LETTERS
+        or (is_list and not any(isinstance(one, (dict, list, tuple)) for one in children))
+    ):
+        return flat
+    inner = indent + 2
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key)}: {document_text(one, inner)}" for key, one in value.items()]
+    else:
+        lines = [document_text(one, inner) for one in children]
+    opened, closed = "[]" if is_list else "{}"
+    separator = f",\n{' ' * inner}"
+    return f"{opened}\n{' ' * inner}{separator.join(lines)}\n{' ' * indent}{closed}"
 
 
 def _stores(result: Reconciliation) -> dict[str, int] | None:
@@ -89,8 +131,9 @@ def _attribution(attribution: Attribution) -> dict[str, Any]:
         "stores": _rows(attribution.stores),
         "requests": [
             {name: value for name, value in _request(request).items() if name not in _ENGINES}
-            for request in ours
+            for request in ours[:_MOST_KEPT]
         ],
+        "requests_total": len(ours),
         "engine_own_requests": _added_up(engine_own),
         "other_requests": _added_up([request for request in others if request not in engine_own]),
     }

@@ -32,28 +32,30 @@ def reconciliation_tables(
     result: Reconciliation, attribution: Attribution | None = None
 ) -> Iterator[RenderableType]:
     """Yield what `kvtrace reconcile` prints, top to bottom; the verdict comes last."""
-    yield _blocks_table(result)
+    yield blocks_table(result)
     shapes = result.measured_graphs or result.graphs
     if shapes:
-        stretch = _measured(result) if result.measured_graphs else "whole life"
-        yield _graphs_table(shapes, marked_title(result, f"Graph replays, {stretch}"))
-        yield _times_table(shapes)
+        stretch = measured_name(result) if result.measured_graphs else "whole life"
+        yield graphs_table(shapes, marked_title(result, f"Graph replays, {stretch}"))
+        yield times_table(shapes)
     if attribution and attribution.has_steps:
-        yield from attribution_tables(result, attribution, _measured(result))
+        yield from attribution_tables(result, attribution, measured_name(result))
     if result.files:
-        yield _files_table(result.files)
-    yield _checks_table(result)
+        yield files_table(result.files)
+    yield checks_table(result)
     yield _verdict(result)
     notes = (*result.notes, *(attribution.notes if attribution else ()))
     if result.reasons or notes:
         yield _remarks(result.reasons, notes)
 
 
-def _measured(result: Reconciliation) -> str:
+def measured_name(result: Reconciliation) -> str:
+    """Name the measured stretch, in one or several requests."""
     return "measured requests" if result.measured_requests > 1 else "measured request"
 
 
-def _blocks_table(result: Reconciliation) -> Table:
+def blocks_table(result: Reconciliation) -> Table:
+    """Return the two populations of each stretch: launches, and blocks expected and found."""
     table = new_table(marked_title(result, "Thread blocks that entered a KV-cache kernel"))
     table.add_column("stretch")
     table.add_column("launch")
@@ -71,7 +73,7 @@ def _blocks_table(result: Reconciliation) -> Table:
 
 def _sections(result: Reconciliation) -> Iterator[tuple[str, Section]]:
     if result.measured:
-        yield _measured(result), result.measured
+        yield measured_name(result), result.measured
     yield "whole life", result.whole_life
 
 
@@ -93,7 +95,8 @@ def _block_cells(blocks: Population, *, with_unpatched: bool) -> list[Renderable
     return [*cells, fault_count(blocks.blocks_before_patching)] if with_unpatched else cells
 
 
-def _graphs_table(shapes: tuple[GraphShape, ...], title: str) -> Table:
+def graphs_table(shapes: tuple[GraphShape, ...], title: str) -> Table:
+    """Return one row per graph exec: nodes, replays, and whether all are the same."""
     table = new_table(title)
     for name in ("graph", "nodes", "replays", "launch ids", "matched", "sequences"):
         table.add_column(name, justify="right")
@@ -118,7 +121,8 @@ def _sequences(shape: GraphShape) -> str:
     return f"{shape.first_sequence}..{shape.last_sequence}{gap}"
 
 
-def _times_table(shapes: tuple[GraphShape, ...]) -> Table:
+def times_table(shapes: tuple[GraphShape, ...]) -> Table:
+    """Return when the replays' blocks entered."""
     table = new_table("Block entries in ms, GPU globaltimer: min / median / max")
     table.add_column("graph", justify="right")
     table.add_column("first to last node of a replay", justify="right")
@@ -135,7 +139,8 @@ def _durations(durations: Durations | None) -> str:
     return " / ".join(f"{value:.3f}" for value in values)
 
 
-def _files_table(files: tuple[FileBooks, ...]) -> Table:
+def files_table(files: tuple[FileBooks, ...]) -> Table:
+    """Return the books of every dump file."""
     table = new_table("Recorded files")
     table.add_column("file", overflow="fold")
     for name in ("written", "dropped", "gaps", "timer back"):
@@ -160,7 +165,8 @@ def _state(books: FileBooks) -> str:
     return f"{flags}; failed at {books.first_failure_site} ({books.first_failure_result})"
 
 
-def _checks_table(result: Reconciliation) -> Table:
+def checks_table(result: Reconciliation) -> Table:
+    """Return how the sides were joined, and what else was held against each other."""
     table = new_table("Checks")
     table.show_header = False
     table.add_column(no_wrap=True)
@@ -218,7 +224,7 @@ def _order_join(result: Reconciliation) -> str:
 
 def _verdict(result: Reconciliation) -> Text:
     style = _VERDICT_STYLES[result.verdict]
-    return Text.assemble((result.verdict.value, style), ": ", _headline(result))
+    return Text.assemble((result.verdict.value, style), ": ", headline(result))
 
 
 def _remarks(reasons: tuple[str, ...], notes: tuple[str, ...]) -> Table:
@@ -234,10 +240,11 @@ def _remarks(reasons: tuple[str, ...], notes: tuple[str, ...]) -> Table:
     return grid
 
 
-def _headline(result: Reconciliation) -> str:
+def headline(result: Reconciliation) -> str:
+    """Return what the verdict is about, in one sentence without a full stop."""
     section, stretch = result.whole_life, "in the whole life of the server"
     if result.measured and _launches(result.measured):
-        section, stretch = result.measured, f"during the {_measured(result)}"
+        section, stretch = result.measured, f"during the {measured_name(result)}"
     blocks, sort = section.graph_nodes, "graph-node"
     if not blocks.launches:
         blocks, sort = section.plain_launches, "plain-launch"

@@ -357,6 +357,8 @@ def test_show_errors(tmp_path, capsys):
     cases = {
         (run, "9", "0"): f"no request '9' in its steps; it has: {REQUEST}",
         (run, "0", "10"): "has no token position 10; its steps computed positions up to 9",
+        (run, "9" * 5000, "0"): "no request '999",
+        (run, "0", "1" + "0" * 40): "Invalid value for '--token'",
         (two, "cmpl-", "0"): f"request 'cmpl-' can be 2 of its requests: {REQUEST}, cmpl-b",
     }
     for (path, wanted, token), message in cases.items():

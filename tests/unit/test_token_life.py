@@ -146,6 +146,7 @@ NAMES = ["cmpl-kvtrace-1-0-aa", "cmpl-kvtrace-10-0-bb", "7", "other"]
         ("7", ["7"]),
         ("oth", ["other"]),
         ("nothing", []),
+        ("1" * 5000, []),
     ],
 )
 def test_names_of_a_request(wanted, found):
