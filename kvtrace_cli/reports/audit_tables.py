@@ -28,7 +28,7 @@ def audit_tables(result: Audit) -> Iterator[RenderableType]:
     """Yield what `kvtrace audit` prints, top to bottom; the conclusion comes last."""
     title = "KV writes against the slots that the scheduler assigned"
     yield Text(f"{title} (EMULATED)" if result.emulated else title, style="italic")
-    yield _rows_table(result)
+    yield rows_table(result)
     yield Text(_scope(result.judged))
     for count in result.rules:
         yield _rule_title(count)
@@ -38,7 +38,8 @@ def audit_tables(result: Audit) -> Iterator[RenderableType]:
         yield _remarks(result)
 
 
-def _rows_table(result: Audit) -> Table:
+def rows_table(result: Audit) -> Table:
+    """Return the rows of each owner, and what they wrote."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
     table.add_column("rows")
     for name in ("in steps", "KV writes", "stores"):
@@ -129,14 +130,18 @@ def _event(finding: Finding) -> str:
 
 
 def _conclusion(result: Audit) -> Text:
+    return Text.assemble((result.verdict.value, _STYLES[result.verdict]), ": ", headline(result))
+
+
+def headline(result: Audit) -> str:
+    """Return what the verdict is about, in one sentence without a full stop."""
     findings = sum(count.findings for count in result.rules)
     emulated = " (emulated)" if result.emulated else ""
-    return Text.assemble(
-        (result.verdict.value, _STYLES[result.verdict]),
-        f": {_counted(findings, 'finding')}; "
+    return (
+        f"{_counted(findings, 'finding')}; "
         f"{_counted(result.judged.expected_writes, 'expected write')} and "
         f"{_counted(sum(count.writes for count in result.judged.owners), 'KV write')} "
-        f"looked at{emulated}",
+        f"looked at{emulated}"
     )
 
 
