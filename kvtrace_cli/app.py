@@ -19,6 +19,10 @@ COMMANDS: Final = {
     "reconcile": "Reconcile a run again, from its files alone.",
     "show": "Print one token's life: step, replay, nodes, slots, addresses.",
     "audit": "Check every KV-cache write against the slot it was assigned.",
+    "diff": "Compare two runs: set-up, structure, times.",
+    "baseline": "Save a small summary to compare later runs with.",
+    "export": "Write joined events as Parquet, Arrow or a Perfetto timeline.",
+    "report": "Write one HTML file with tables and pictures of a run.",
     "doctor": "Check what recording needs on this machine.",
 }
 
