@@ -174,7 +174,7 @@ Context *prepare_context(Injector *self, CUcontext handle) {
     if (Context *known = find_context(self, handle)) {
         return known;
     }
-    if (!set_up_process(self)) {
+    if (has_ended(*self) || !set_up_process(self)) {
         return nullptr;
     }
     Context *context = take_place(self, handle);

@@ -19,9 +19,11 @@ constexpr uint32_t kShortestSleepUs = 100;
 constexpr uint64_t kQuietNs = 5000000;
 constexpr uint64_t kLongestEndNs = 2000000000;
 
+enum class Phase { kNotStarted, kRunning, kEnding, kEnded };
+
 pthread_t drain_thread;
 std::atomic<bool> stop_requested{false};
-std::atomic<bool> is_running{false};
+std::atomic<Phase> phase{Phase::kNotStarted};
 
 void sleep_us(uint32_t microseconds) {
     timespec time = {static_cast<time_t>(microseconds / 1000000),
@@ -154,19 +156,52 @@ void close_launches(Injector *self) {
     publish(&self->launch_file, self->launches.dropped_count());
 }
 
-/* Runs before the driver's own exit handlers, since it was registered after them: the mapped
- * memory is still there. */
-void end_of_process() {
-    Injector *self = injector();
-    if (!records_here() || !is_running.exchange(false)) {
-        return;
-    }
+/* Whoever sees both bits first calls this, so it is called once. */
+void take_back_end(Injector *self) {
+    self->launch_file.remove_flags(KVTRACE_FILE_CLOSED);
+    self->launch_file.write_header();
+    JournalLine line("launched_after_end");
+    self->journal.write(line);
+}
+
+void drain_and_close(Injector *self, const char *reason) {
     stop_requested.store(true, std::memory_order_release);
     pthread_join(drain_thread, nullptr);
     drain_until_quiet([self] { return drain_once(self); }, [self] { return any_ring_waits(self); });
-    visit_all_recording(self, [self](Context *context) { close_events(self, context, "exit"); });
+    /* A launch that does not see this bit is in the ring by now. */
+    self->end_state.fetch_or(kEndBegun, std::memory_order_acq_rel);
+    drain_launches(self);
+    visit_all_recording(self, [=](Context *context) { close_events(self, context, reason); });
     close_launches(self);
+    const uint32_t before = self->end_state.fetch_or(kFilesClosed, std::memory_order_acq_rel);
+    if ((before & kLaunchedAfterEnd) != 0) {
+        take_back_end(self);
+    }
 }
+
+/* Once a process. Who comes second waits for the first: a process that exits must not cut short
+ * what another thread of it is closing. */
+void end_recording(const char *reason) {
+    Injector *self = injector();
+    if (self == nullptr || !records_here()) {
+        return;
+    }
+    Phase expected = Phase::kRunning;
+    if (phase.compare_exchange_strong(expected, Phase::kEnding)) {
+        drain_and_close(self, reason);
+        phase.store(Phase::kEnded, std::memory_order_release);
+        return;
+    }
+    const uint64_t begin = host_monotonic_ns();
+    while (phase.load(std::memory_order_acquire) == Phase::kEnding &&
+           host_monotonic_ns() - begin < 2 * kLongestEndNs) {
+        sleep_us(kShortestSleepUs);
+    }
+}
+
+/* Runs before the driver's own exit handlers, since it was registered after them: the mapped
+ * memory is still there. */
+void end_of_process() { end_recording("exit"); }
 
 bool create_thread(Injector *self) {
     /* The engine's signals are the engine's business. */
@@ -190,7 +225,7 @@ bool start_drain(Injector *self) {
     if (!create_thread(self)) {
         return false;
     }
-    is_running.store(true);
+    phase.store(Phase::kRunning, std::memory_order_release);
     std::atexit(end_of_process);
     return true;
 }
@@ -204,4 +239,29 @@ void close_context(Injector *self, Context *context) {
     });
 }
 
+bool has_ended(const Injector &self) {
+    return (self.end_state.load(std::memory_order_acquire) & kEndBegun) != 0;
+}
+
+void launch_appended(Injector *self) {
+    /* Not a load: either the end's own change comes later and it then finds the record in the ring,
+     * or it is seen here. */
+    const uint32_t seen = self->end_state.fetch_or(0, std::memory_order_acq_rel);
+    if ((seen & kEndBegun) == 0 || (seen & kLaunchedAfterEnd) != 0) {
+        return;
+    }
+    const uint32_t before = self->end_state.fetch_or(kLaunchedAfterEnd, std::memory_order_acq_rel);
+    if ((before & (kLaunchedAfterEnd | kFilesClosed)) == kFilesClosed) {
+        take_back_end(self);
+    }
+}
+
 } // namespace kvtrace
+
+void kvtrace_end_recording(void) noexcept {
+    try {
+        kvtrace::end_recording("asked");
+    } catch (...) {
+        kvtrace::record_failure(KVTRACE_SITE_EXCEPTION, 0, "kvtrace_end_recording");
+    }
+}

@@ -23,6 +23,11 @@ constexpr uint32_t kMaxContexts = 64;
  */
 constexpr uint32_t kMaxKernelSlots = 256;
 
+/* How far the end of the recording is, as bits: launches and the end see each other's in one
+ * atomic.
+ */
+enum EndState : uint32_t { kEndBegun = 1, kFilesClosed = 2, kLaunchedAfterEnd = 4 };
+
 /* One CUDA context that we record. Its memory is the driver's and goes with the context. */
 struct Context {
     enum class State { kUnused, kPreparing, kReady, kFailed, kDestroyed };
@@ -70,6 +75,7 @@ struct Injector {
     LaunchRing launches;
     RecordFile launch_file;
     std::atomic<uint32_t> process_flags{0};
+    std::atomic<uint32_t> end_state{0};
 
     std::mutex graph_mutex;
     std::unordered_map<CUgraphExec, uint32_t> graph_generations;

@@ -5,6 +5,7 @@
 
 #include "clock.h"
 #include "contexts.h"
+#include "drain.h"
 #include "failure.h"
 #include "modules.h"
 #include "step_stamp.h"
@@ -92,12 +93,17 @@ kvtrace_launch_record make_record(const Sanitizer_LaunchData &launch, FunctionIn
     return record;
 }
 
+void append(Injector *self, const kvtrace_launch_record &record) {
+    self->launches.append(record);
+    launch_appended(self);
+}
+
 } // namespace
 
 void plain_launch(Injector *self, const Sanitizer_LaunchData &launch) {
     const FunctionInfo info = look_up_function(self, launch);
     if (info.kernel_slot != kNotTarget) {
-        self->launches.append(make_record(launch, info, find_context(self, launch.context)));
+        append(self, make_record(launch, info, find_context(self, launch.context)));
     }
 }
 
@@ -152,7 +158,7 @@ void graph_node_launch(Injector *self, const Sanitizer_GraphNodeLaunchData &node
         record.launch_flags |= KVTRACE_LAUNCH_STAMPED;
         record.launch_stamp = replay.stamp;
     }
-    self->launches.append(record);
+    append(self, record);
 }
 
 } // namespace kvtrace

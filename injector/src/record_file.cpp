@@ -58,6 +58,11 @@ void RecordFile::add_flags(uint32_t flags) {
     header_.flags |= flags;
 }
 
+void RecordFile::remove_flags(uint32_t flags) {
+    changed_ = changed_ || (header_.flags & flags) != 0;
+    header_.flags &= ~flags;
+}
+
 void RecordFile::set_failure(uint32_t site, uint32_t result) {
     changed_ = changed_ || header_.first_failure_site != site;
     header_.first_failure_site = site;

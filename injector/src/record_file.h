@@ -24,6 +24,7 @@ class RecordFile {
     /* Set the drop counter and flag bits; `write_header` makes them visible. */
     void set_dropped(uint64_t count);
     void add_flags(uint32_t flags);
+    void remove_flags(uint32_t flags);
     void set_failure(uint32_t site, uint32_t result);
 
     /* Write the header if something changed since the last time. */

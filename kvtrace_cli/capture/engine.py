@@ -74,7 +74,7 @@ class VllmEngine:
         environment = dict(base)
         environment.setdefault("VLLM_NO_USAGE_STATS", "1")
         environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        environment.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "20")
+        let_engine_end(environment)
         environment.setdefault("PYTHONUNBUFFERED", "1")
         if model.weights is Weights.DUMMY:
             environment.setdefault("HF_HUB_OFFLINE", "1")
@@ -124,6 +124,15 @@ def find_engine(name: str) -> Engine:
     if name not in ENGINES:
         raise ConfigError(f"--engine: found {name}, expected one of {', '.join(ENGINES)}")
     return ENGINES[name]
+
+
+def let_engine_end(environment: dict[str, str]) -> None:
+    """Give vLLM's processes time to end in order, unless the user said how much.
+
+    Its front end waits so long for its engine, and its engine for its workers, before it kills
+    them, and what a process that is killed did last may not be recorded.
+    """
+    environment.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "20")
 
 
 def _with_absolute_python_path(environment: dict[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from kvtrace_cli.capture.engine import let_engine_end
 from kvtrace_cli.capture.injection import (
     CONFIG_VARIABLE,
     compose_environment,
@@ -59,6 +60,8 @@ def traced_environment(
     environment = compose_environment(
         environment, recording, injector=injector.path, config_path=config_path
     )
+    if not emulated:
+        let_engine_end(environment)
     if recording.steps:
         environment = with_engine_plugin(environment, raw_dir=raw_dir, injector=injector.path)
     return environment

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -462,12 +463,22 @@ void refused_writes() {
     CHECK(all ? 0 : 1);
 }
 
-/* The injector's function, found as an engine plug-in finds it; nothing where it is not loaded. */
-void set_step(uint32_t step_stamp) {
+/* The injector's function, found as an engine plug-in finds it; NULL where it is not loaded. */
+void *injector_function(const char *name) {
     const char *path = std::getenv("CUDA_INJECTION64_PATH");
     void *library = path != nullptr ? dlopen(path, RTLD_NOW) : nullptr;
-    if (library != nullptr) {
-        reinterpret_cast<void (*)(uint32_t)>(dlsym(library, "kvtrace_set_step"))(step_stamp);
+    return library != nullptr ? dlsym(library, name) : nullptr;
+}
+
+void set_step(uint32_t step_stamp) {
+    if (void *function = injector_function("kvtrace_set_step")) {
+        reinterpret_cast<void (*)(uint32_t)>(function)(step_stamp);
+    }
+}
+
+void end_recording() {
+    if (void *function = injector_function("kvtrace_end_recording")) {
+        reinterpret_cast<void (*)()>(function)();
     }
 }
 
@@ -591,6 +602,86 @@ void end_while_busy() {
     std::exit(0);
 }
 
+/* Asked for by several threads at once, and once more. */
+void end_from_threads() {
+    std::thread one(end_recording);
+    std::thread two(end_recording);
+    end_recording();
+    one.join();
+    two.join();
+    end_recording();
+}
+
+/* No exit handler runs. */
+void end_asked() {
+    work_and_say("end_asked");
+    end_from_threads();
+    _exit(0);
+}
+
+/* The exit handler runs, and finds nothing left to do. A kernel that nobody records is no launch
+ * after the end. */
+void end_asked_then_exit() {
+    work_and_say("end_asked_then_exit");
+    end_recording();
+    Stream stream = new_stream();
+    launch_neighbour(stream);
+    CHECK(kvtrace_emu_stream_synchronize(stream));
+    kvtrace_emu_context_destroy(device.context);
+    std::exit(0);
+}
+
+/* More blocks than a ring holds, plain and by a graph, in the old context and in a new one. */
+void launch_after_end() {
+    work_and_say("launch_after_end");
+    end_from_threads();
+    for (int i = 0; i < 2; ++i) {
+        Stream stream = new_stream();
+        launch_target(stream, 100000);
+        std::thread([&] { launch_target(stream, 100000); }).join();
+        replay(captured_body(stream, Between::kNeighbour, true), stream);
+        CHECK(kvtrace_emu_stream_synchronize(stream));
+        end_recording();
+        kvtrace_emu_context_destroy(device.context);
+        device = open_device();
+    }
+    std::exit(0);
+}
+
+void end_asked_while_busy() {
+    work_and_say("end_asked_while_busy");
+    std::atomic<bool> stop{false};
+    std::thread busy([&] {
+        Stream stream = new_stream();
+        while (!stop) {
+            launch_target(stream, 10);
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+        CHECK(kvtrace_emu_stream_synchronize(stream));
+    });
+    let_it_drain();
+    end_recording();
+    let_it_drain();
+    stop = true;
+    busy.join();
+    _exit(0);
+}
+
+/* What a child ends is never its parent's recording. */
+void end_in_forked_child() {
+    Stream stream = new_stream();
+    launch_target(stream, 5);
+    const pid_t child = fork();
+    if (child == 0) {
+        end_recording();
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    work_and_say("end_in_forked_child");
+    std::exit(WEXITSTATUS(status));
+}
+
 /* A forked child goes on as if nothing recorded; its launches are none of the recording's. */
 void forked_child() {
     work_and_say("forked_child");
@@ -625,6 +716,22 @@ void no_context() { std::exit(kvtrace_emu_init()); }
 void step_without_context() {
     set_step(1);
     std::exit(kvtrace_emu_init());
+}
+
+void end_without_context() {
+    end_recording();
+    const int error = kvtrace_emu_init();
+    end_recording();
+    std::exit(error);
+}
+
+/* What was ended before there is anything to end is not ended. */
+void end_before_context() {
+    end_recording();
+    CHECK(kvtrace_emu_init());
+    end_recording();
+    device = open_device();
+    end_by_exit();
 }
 
 /* The step is set before there is a device, and counts for what is launched then. */
@@ -681,6 +788,11 @@ const std::map<std::string, std::function<void()>> kEndings = {
     {"end_by_thread", end_by_thread},
     {"end_by_signal", end_by_signal},
     {"end_while_busy", end_while_busy},
+    {"end_asked", end_asked},
+    {"end_asked_then_exit", end_asked_then_exit},
+    {"launch_after_end", launch_after_end},
+    {"end_asked_while_busy", end_asked_while_busy},
+    {"end_in_forked_child", end_in_forked_child},
     {"forked_child", forked_child},
     {"spawned_child", spawned_child},
 };
@@ -689,6 +801,8 @@ const std::map<std::string, std::function<void()>> kEndings = {
 const std::map<std::string, std::function<void()>> kWithoutContext = {
     {"no_context", no_context},
     {"step_without_context", step_without_context},
+    {"end_without_context", end_without_context},
+    {"end_before_context", end_before_context},
     {"step_before_context", step_before_context},
 };
 

@@ -24,6 +24,9 @@ CASES = {
     "end_by_thread": "agrees",
     "end_context_first": "agrees",
     "forked_child": "agrees",
+    "end_asked": "agrees",
+    "end_in_forked_child": "agrees",
+    "launch_after_end": "inconclusive",
     "step_stamps": "agrees",
 }
 STORE_CASES = ("stores", "stores_two_threads", "refused_writes", "end_context_first")
@@ -41,6 +44,11 @@ def test_clean(flavour, case, tmp_path):
     done = run_case(build(flavour), tmp_path / "run", case)
     assert_clean(done)
     assert done.reconciled().verdict is Verdict(CASES[case])
+
+
+@pytest.mark.parametrize("flavour", ["address", "thread"])
+def test_clean_where_the_end_comes_while_a_thread_launches(flavour, tmp_path):
+    assert_clean(run_case(build(flavour), tmp_path / "run", "end_asked_while_busy"))
 
 
 @pytest.mark.parametrize("case", STORE_CASES)

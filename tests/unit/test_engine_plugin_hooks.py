@@ -67,7 +67,7 @@ class Hooked:
 def stamps(monkeypatch):
     """Every value that the injector was given, the last one in force."""
     seen = [0]
-    monkeypatch.setattr(recorder, "_find_set_step", lambda _path: seen.append)
+    monkeypatch.setattr(recorder, "find_set_step", lambda _path: seen.append)
     return seen
 
 

@@ -17,13 +17,13 @@ def run_dir(tmp_path):
     return RunDir(tmp_path)
 
 
-def traced(base, run_dir, recording=None, *, found=True):
+def traced(base, run_dir, recording=None, *, found=True, emulated=False):
     preflight = Preflight()
     if found:
         preflight.injector = Injector(INJECTOR, 1, "build")
         preflight.sanitizer_library = Path("/lib/sanitizer.so")
     recording = recording or RecordingConfig()
-    return traced_environment(base, recording, preflight, run_dir, emulated=False)
+    return traced_environment(base, recording, preflight, run_dir, emulated=emulated)
 
 
 def test_injector_and_plugin_are_told_where_to_write(run_dir):
@@ -46,6 +46,13 @@ def test_without_recording_nothing_of_an_outer_one_is_left(run_dir):
     base = {"KVTRACE_STEPS": "/outer", "KVTRACE_CONFIG": "/outer/config", "A": "1"}
     assert traced(base, run_dir, found=False) == {"A": "1"}
     assert not run_dir.injector_config.exists()
+
+
+def test_vllm_gets_time_to_end_its_processes_unless_the_user_said_how_much(run_dir):
+    name = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
+    assert traced({}, run_dir)[name] == "20"
+    assert traced({name: "3"}, run_dir)[name] == "3"
+    assert name not in traced({}, run_dir, emulated=True)
 
 
 def test_assignments_are_sorted():

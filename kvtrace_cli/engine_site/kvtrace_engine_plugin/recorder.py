@@ -6,7 +6,6 @@ kvtrace. The file's fields are described in docs/format.md, section *Steps*.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -14,12 +13,13 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .injector_calls import end_recording_with_child, find_set_step
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 SCHEMA_VERSION = 1
 
-_SET_STEP = "kvtrace_set_step"
 _MAX_STEP_STAMP = 2**32 - 1
 # Ours are trees that were just built, so looking for cycles is wasted time.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -65,7 +65,7 @@ class StepRecorder:
         self._process_id = os.getpid()
         self._last_stamp = 0
         self._failed = False
-        self._set_step = _find_set_step(injector_path)
+        self._set_step = find_set_step(injector_path)
         # Exclusively: two recorders in one file would count the same stamps.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(self._path("steps.jsonl"), flags, 0o644)
@@ -81,6 +81,7 @@ class StepRecorder:
                 **_filled(missing=list(missing), block_sizes=block_sizes, inexact=list(inexact)),
             }
         )
+        end_recording_with_child(injector_path)
 
     @property
     def process_id(self) -> int:
@@ -190,21 +191,3 @@ class StepRecorder:
 def _filled(**fields: Any) -> dict[str, Any]:
     """Return the fields that are not empty."""
     return {name: value for name, value in fields.items() if value}
-
-
-def _find_set_step(injector_path: str | None) -> Callable[[int], object] | None:
-    """Return the injector's function for stamps if this process has the library loaded.
-
-    It is never loaded here: whether the injector is in a process is the launcher's choice.
-    """
-    if injector_path is None:
-        return None
-    try:
-        # PyDLL keeps the interpreter lock: the call is one store, shorter than giving the lock up.
-        library = ctypes.PyDLL(injector_path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-        function = getattr(library, _SET_STEP)
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_uint32]
-    function.restype = None
-    return function  # type: ignore[no-any-return]

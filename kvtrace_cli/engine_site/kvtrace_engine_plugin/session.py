@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from . import engine_facts
 from .changes import SchedulerChanges
+from .injector_calls import end_recording_with_child
 from .layout import block_sizes, describe_layout, waits_for_scales
 from .recorder import StepRecorder
 
@@ -82,6 +83,8 @@ class Session:
             self._recorder.failed(hook, error)
         else:
             print(f"kvtrace: engine plug-in stopped in {hook}: {error!r}", file=sys.stderr)  # noqa: T201
+            # What the injector records goes on, and no recorder will see to its end.
+            end_recording_with_child(self._injector_path)
 
     def cache_initialised(self, runner: Any) -> None:
         """Write where the KV tensors are now.
