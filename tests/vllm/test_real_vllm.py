@@ -65,7 +65,8 @@ def test_a_preloaded_injector_is_silent_without_cuda_and_the_run_is_no_success(s
     assert run.wait() == 4, run.stderr
     assert run.left_behind() == []
     assert [len(one["returned_token_ids"]) for one in run.requests] == [1, 8]
-    assert list((run.out / "raw").iterdir()) == [run.out / "raw/kvtrace.config"]  # the launcher's
+    written = {path.name.partition(".")[2] for path in (run.out / "raw").iterdir()}
+    assert written == {"config", "layout.json", "steps.jsonl"}  # the launcher's, the plug-in's
     assert "kvtrace:" not in run.log
     assert "ld.so" not in run.log
     assert "the injector never attached" in run.stderr
