@@ -50,10 +50,13 @@ int launch_now(kvtrace_emu_stream *stream, const Kernel &kernel) {
         return error;
     }
     const uint64_t grid_id = next_grid_id();
-    const Sanitizer_LaunchData data = describe(kernel, grid_id, stream);
+    Sanitizer_LaunchData data = describe(kernel, grid_id, stream);
+    ExecNode launched;
+    data.hLaunch = as<Sanitizer_LaunchHandle>(&launched);
     call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &data);
-    const void *bound = data_of(*kernel.function);
-    stream->push([kernel, grid_id, bound] { run_grid(kernel, grid_id, bound); });
+    const void *bound = launched.has_launch_data ? launched.launch_data : data_of(*kernel.function);
+    const uint32_t patches = patches_of(kernel);
+    stream->push([kernel, patches, grid_id, bound] { run_grid(kernel, patches, grid_id, bound); });
     call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_END, &data);
     return 0;
 }

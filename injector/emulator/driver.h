@@ -25,6 +25,12 @@ constexpr uintptr_t kGarbagePointer = 0x7f00deadbeefu;
 /* Bits of a module's patches. */
 constexpr uint32_t kPatchBlockEnter = 1;
 constexpr uint32_t kPatchGlobalAccess = 2;
+constexpr uint32_t kPatchNoOp = 4;
+/* Of the lifetime matrix: ../lifetime/callbacks.h. */
+constexpr uint32_t kPatchPointerRead = 8;
+constexpr uint32_t kPatchCounter = 16;
+/* These follow the pointer that they are given. */
+constexpr uint32_t kFollowingPatches = kPatchBlockEnter | kPatchGlobalAccess | kPatchCounter;
 
 /* A slot mapping in device memory: read by running blocks, written by queued copies. */
 struct kvtrace_emu_slots {
@@ -123,15 +129,18 @@ struct ExecNode {
     bool is_conditional_body = false;
     std::vector<uint32_t> next;
     uint32_t before = 0;
-    /* Data bound to this launch of the node through its launch handle. */
+    /* Data bound to this launch of the node through its launch handle. A plain launch has a node of
+     * its own for as long as it is being submitted. */
     const void *launch_data = nullptr;
     bool has_launch_data = false;
 };
 
 uint64_t next_grid_id();
 void set_error(kvtrace_emu_context *context, int error);
+/* The code that a launch of the kernel runs: its module's, as it is patched now. */
+uint32_t patches_of(const Kernel &kernel);
 /* Run all blocks of a grid here; returns false if the context has a fault now. */
-bool run_grid(const Kernel &kernel, uint64_t grid_id, const void *data);
+bool run_grid(const Kernel &kernel, uint32_t patches, uint64_t grid_id, const void *data);
 /* Ask the subscriber. */
 void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data);
 Sanitizer_LaunchData describe(const Kernel &kernel, uint64_t grid_id, kvtrace_emu_stream *stream);

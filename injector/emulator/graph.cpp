@@ -86,6 +86,7 @@ std::vector<uint32_t> flatten(kvtrace_emu_exec *exec, const kvtrace_emu_graph &g
 /* What one replay runs, fixed when it is submitted. */
 struct Step {
     Kernel kernel;
+    uint32_t patches = 0;
     uint64_t grid_id = 0;
     const void *data = nullptr;
     bool runs = false;
@@ -139,7 +140,7 @@ class Replay {
             lock.unlock();
             const Step &step = steps_[index];
             if (step.runs) {
-                run_grid(step.kernel, step.grid_id, step.data);
+                run_grid(step.kernel, step.patches, step.grid_id, step.data);
             }
             lock.lock();
             ++done_;
@@ -216,6 +217,7 @@ std::vector<Step> plan_replay(const kvtrace_emu_exec &exec) {
         step.next = node->next;
         if (node->kind == NodeKind::kKernel) {
             step.kernel = node->kernel;
+            step.patches = patches_of(node->kernel);
             step.grid_id = node->grid_id;
             step.data = data_of(exec, *node, shared);
             step.runs = node->is_enabled && (condition || !node->is_conditional_body);

@@ -3,6 +3,8 @@
 
 #include "../device/block_event.h"
 
+#include "../lifetime/callbacks.h"
+
 #include <time.h>
 
 #include "driver.h"
@@ -39,7 +41,7 @@ void last_for(uint32_t nanoseconds) {
     }
 }
 
-/* What a kernel's blocks have in common, patched as its module was when the grid began. */
+/* What a kernel's blocks have in common, patched as its module was when it was launched. */
 struct Grid {
     const Kernel &kernel;
     const void *data;
@@ -56,6 +58,12 @@ void enter_block(const Grid &grid) {
     if ((grid.patches & kPatchBlockEnter) != 0) {
         kvtrace_platform::block.globaltimer_ns = globaltimer_ns();
         kvtrace_on_block_enter(grid.data, grid.kernel.function->pc);
+    }
+    if ((grid.patches & kPatchPointerRead) != 0) {
+        kvtrace_lifetime_read_pointer(grid.data, grid.kernel.function->pc);
+    }
+    if ((grid.patches & kPatchCounter) != 0) {
+        kvtrace_lifetime_add_one(grid.data);
     }
 }
 
@@ -91,10 +99,14 @@ void write_cache(const Grid &grid) {
 
 } // namespace
 
-bool run_grid(const Kernel &kernel, uint64_t grid_id, const void *data) {
+uint32_t patches_of(const Kernel &kernel) {
+    return kernel.function->module->patches.load(std::memory_order_acquire);
+}
+
+bool run_grid(const Kernel &kernel, uint32_t patches, uint64_t grid_id, const void *data) {
     kvtrace_emu_function &function = *kernel.function;
     kvtrace_emu_context *context = function.module->context;
-    const Grid grid = {kernel, data, function.module->patches.load(std::memory_order_acquire)};
+    const Grid grid = {kernel, data, patches};
     static std::atomic<uint32_t> next_multiprocessor{0};
     kvtrace_platform::Block &block = kvtrace_platform::block;
     block.grid_id = grid_id;
@@ -106,7 +118,7 @@ bool run_grid(const Kernel &kernel, uint64_t grid_id, const void *data) {
                 }
                 block.sm_id =
                     next_multiprocessor.fetch_add(1, std::memory_order_relaxed) % kMultiprocessors;
-                if (grid.patches != 0 && !is_readable(data)) {
+                if ((patches & kFollowingPatches) != 0 && !is_readable(data)) {
                     set_error(context, KVTRACE_EMULATOR_MISALIGNED_ADDRESS);
                     return false;
                 }

@@ -85,15 +85,29 @@ template <typename Handle> kvtrace_emu_module *module_of(Handle handle) {
     return reinterpret_cast<kvtrace_emu_module *>(handle);
 }
 
+/* The callbacks that this library has too, each compiled for the host. */
+struct Patch {
+    Sanitizer_InstructionId instruction;
+    const char *name;
+    uint32_t bit;
+};
+
+constexpr Patch kPatches[] = {
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_block_enter", kPatchBlockEnter},
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_block_enter_no_op", kPatchNoOp},
+    {SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS, "kvtrace_store", kPatchGlobalAccess},
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_lifetime_no_op", kPatchNoOp},
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_lifetime_pointer_read", kPatchPointerRead},
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_lifetime_counter", kPatchCounter},
+    {SANITIZER_INSTRUCTION_BLOCK_ENTER, "kvtrace_lifetime_full_event", kPatchBlockEnter},
+};
+
 /* The patch of a callback that fits the instruction; 0 if none does. */
 uint32_t patch_for(Sanitizer_InstructionId instruction, const char *name) {
-    if (instruction == SANITIZER_INSTRUCTION_BLOCK_ENTER &&
-        std::strcmp(name, "kvtrace_block_enter") == 0) {
-        return kPatchBlockEnter;
-    }
-    if (instruction == SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS &&
-        std::strcmp(name, "kvtrace_store") == 0) {
-        return kPatchGlobalAccess;
+    for (const Patch &patch : kPatches) {
+        if (patch.instruction == instruction && std::strcmp(patch.name, name) == 0) {
+            return patch.bit;
+        }
     }
     return 0;
 }

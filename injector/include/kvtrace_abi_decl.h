@@ -47,7 +47,7 @@ enum kvtrace_store_mode {
 enum kvtrace_launch_kind { KVTRACE_LAUNCH_PLAIN = 1, KVTRACE_LAUNCH_GRAPH_NODE = 2 };
 
 enum kvtrace_launch_flag {
-    /* The function's module was patched, so its blocks must show up as events. */
+    /* The function's module was patched to record, so its blocks must show up as events. */
     KVTRACE_LAUNCH_PATCHED = 1,
     /* The stamp was bound to this launch; its events carry launch_stamp. */
     KVTRACE_LAUNCH_STAMPED = 2
@@ -70,7 +70,14 @@ enum kvtrace_config_flag {
     /* Record the stores of each block's thread (0,0,0) too. */
     KVTRACE_CONFIG_WRITES = 8,
     /* Record the stores of every thread; implies the flag above. */
-    KVTRACE_CONFIG_ALL_WRITES = 16
+    KVTRACE_CONFIG_ALL_WRITES = 16,
+    /* Patch a module with a target when the first plain launch of one has been submitted, not when
+     * the module is loaded: that launch, and what was queued before, has no events. */
+    KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END = 32,
+    /* Patch nothing: launch records only, to measure what the host callbacks cost. */
+    KVTRACE_CONFIG_NO_PATCH = 64,
+    /* Patch with a device callback that returns at once, to measure what being called costs. */
+    KVTRACE_CONFIG_NO_OP_PATCH = 128
 };
 
 enum kvtrace_file_flag {
@@ -87,7 +94,11 @@ enum kvtrace_file_flag {
     /* Stores of each block's thread (0,0,0) were recorded. */
     KVTRACE_FILE_WRITES = 64,
     /* Stores of every thread were recorded; set together with the flag above. */
-    KVTRACE_FILE_ALL_WRITES = 128
+    KVTRACE_FILE_ALL_WRITES = 128,
+    /* Nothing was patched, by design: no launch can have an event. */
+    KVTRACE_FILE_NO_PATCH = 256,
+    /* The device callback returned at once, by design: no launch can have an event. */
+    KVTRACE_FILE_NO_OP_PATCH = 512
 };
 
 /* Where the first failure happened: header field first_failure_site. */
@@ -110,7 +121,11 @@ enum kvtrace_failure_site {
     KVTRACE_SITE_START_THREAD = 15,
     KVTRACE_SITE_TABLE_FULL = 16,
     KVTRACE_SITE_EXCEPTION = 17,
-    KVTRACE_SITE_SYNCHRONIZE = 18
+    KVTRACE_SITE_SYNCHRONIZE = 18,
+    /* Of the CUPTI observer. */
+    KVTRACE_SITE_LOAD_CUPTI = 40,
+    KVTRACE_SITE_ENABLE_ACTIVITY = 41,
+    KVTRACE_SITE_READ_ACTIVITY = 42
 };
 
 /* First 64 bytes of every .kvt file. The counts are kept true while the engine runs. */
@@ -197,7 +212,8 @@ typedef struct {
     uint64_t stream;
     /* CUstream given to the graph launch; 0 for a plain launch. */
     uint64_t api_stream;
-    /* CLOCK_MONOTONIC in the callback, ns: when the launch was submitted. */
+    /* CLOCK_MONOTONIC in the callback, ns: when the launch was submitted. The target nodes of one
+     * replay are submitted by one call and share the time of the first of them. */
     uint64_t host_monotonic_ns;
     /* Number of this graph exec within the process, from 1: unique where the address is not.
      * 0 for a plain launch or an exec created before the injector attached. */

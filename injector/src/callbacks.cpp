@@ -27,6 +27,9 @@ constexpr Wanted kWanted[] = {
     {SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN},
 };
 
+/* Only if modules are to be patched there: every plain launch of the engine has one. */
+constexpr Wanted kPatchingPoint = {SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_END};
+
 template <typename Data> const Data &as(const void *data) {
     return *static_cast<const Data *>(data);
 }
@@ -50,6 +53,14 @@ void handle_resource(Injector *self, uint32_t id, const void *data) {
         break;
     default:
         break;
+    }
+}
+
+void handle_launch(Injector *self, uint32_t id, const Sanitizer_LaunchData &launch) {
+    if (id == SANITIZER_CBID_LAUNCH_END) {
+        patch_after_launch(self, launch);
+    } else {
+        plain_launch(self, launch);
     }
 }
 
@@ -83,7 +94,7 @@ void dispatch(Injector *self, Sanitizer_CallbackDomain domain, uint32_t id, cons
     } else if (!is_recording(*self)) {
         return;
     } else if (domain == SANITIZER_CB_DOMAIN_LAUNCH) {
-        plain_launch(self, as<Sanitizer_LaunchData>(data));
+        handle_launch(self, id, as<Sanitizer_LaunchData>(data));
     } else if (domain == SANITIZER_CB_DOMAIN_GRAPHS) {
         handle_graphs(self, id, data);
     }
@@ -111,11 +122,17 @@ bool subscribe(Injector *self) {
                "another tool is subscribed?")) {
         return false;
     }
+    const auto enable = [self, subscriber](const Wanted &wanted) {
+        return check(self->api.enable_callback(1, subscriber, wanted.domain, wanted.id),
+                     KVTRACE_SITE_ENABLE_CALLBACK, "enable callback");
+    };
     for (const Wanted &wanted : kWanted) {
-        if (!check(self->api.enable_callback(1, subscriber, wanted.domain, wanted.id),
-                   KVTRACE_SITE_ENABLE_CALLBACK, "enable callback")) {
+        if (!enable(wanted)) {
             return false;
         }
+    }
+    if (self->has_flag(KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END) && !enable(kPatchingPoint)) {
+        return false;
     }
     self->is_subscribed.store(true, std::memory_order_release);
     return true;

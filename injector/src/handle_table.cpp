@@ -19,29 +19,6 @@ bool HandleTable::allocate() {
     return entries_ != nullptr;
 }
 
-uint32_t HandleTable::first_place(const void *function) {
-    const auto bits = reinterpret_cast<uintptr_t>(function);
-    return static_cast<uint32_t>((bits * 0x9e3779b97f4a7c15u) >> 49) & (kCapacity - 1);
-}
-
-bool HandleTable::find(const void *function, FunctionInfo *info) const {
-    const uint32_t start = first_place(function);
-    for (uint32_t probe = 0; probe < kMaxProbes; ++probe) {
-        const Entry &entry = entries_[(start + probe) & (kCapacity - 1)];
-        const void *found = entry.function.load(std::memory_order_acquire);
-        if (found == nullptr) {
-            return false;
-        }
-        if (found == function) {
-            const uint64_t bits = entry.info.load(std::memory_order_relaxed);
-            info->kernel_slot = static_cast<uint32_t>(bits >> 1);
-            info->is_patched = (bits & 1u) != 0;
-            return true;
-        }
-    }
-    return false;
-}
-
 void HandleTable::insert(const void *function, const void *module, FunctionInfo info) {
     const std::lock_guard<std::mutex> lock(write_mutex_);
     Entry *place = nullptr;

@@ -25,7 +25,23 @@ class HandleTable {
   public:
     bool allocate();
     /* Any thread, no lock. */
-    bool find(const void *function, FunctionInfo *info) const;
+    bool find(const void *function, FunctionInfo *info) const {
+        const uint32_t start = first_place(function);
+        for (uint32_t probe = 0; probe < kMaxProbes; ++probe) {
+            const Entry &entry = entries_[(start + probe) & (kCapacity - 1)];
+            const void *found = entry.function.load(std::memory_order_acquire);
+            if (found == function) {
+                const uint64_t bits = entry.info.load(std::memory_order_relaxed);
+                info->kernel_slot = static_cast<uint32_t>(bits >> 1);
+                info->is_patched = (bits & 1u) != 0;
+                return true;
+            }
+            if (found == nullptr) {
+                return false;
+            }
+        }
+        return false;
+    }
     void insert(const void *function, const void *module, FunctionInfo info);
     void forget_module(const void *module);
 
@@ -37,7 +53,10 @@ class HandleTable {
         std::atomic<uint64_t> info;
         const void *module;
     };
-    static uint32_t first_place(const void *function);
+    static uint32_t first_place(const void *function) {
+        const auto bits = reinterpret_cast<uintptr_t>(function);
+        return static_cast<uint32_t>((bits * 0x9e3779b97f4a7c15u) >> 49) & (kCapacity - 1);
+    }
 
     Entry *entries_ = nullptr;
     std::mutex write_mutex_;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "event_ring.h"
 #include "handle_table.h"
@@ -51,6 +52,13 @@ struct Context {
     }
 };
 
+/* A module with a target that is to be patched once a target was launched. */
+struct WaitingModule {
+    Context *context = nullptr;
+    /* Loaded so far: all of them are bound when the module is patched. */
+    std::vector<CUfunction> functions;
+};
+
 struct Injector {
     SanitizerApi api;
     kvtrace_config config = {};
@@ -71,6 +79,7 @@ struct Injector {
     std::timed_mutex patch_mutex;
     std::mutex module_mutex;
     std::unordered_map<CUmodule, Context *> patched_modules;
+    std::unordered_map<CUmodule, WaitingModule> waiting_modules;
 
     LaunchRing launches;
     RecordFile launch_file;
@@ -84,6 +93,10 @@ struct Injector {
     std::atomic<bool> stamps_off{false};
 
     bool has_flag(uint32_t flag) const { return (config.flags & flag) != 0; }
+    /* False in the arms that measure cost: blocks of a patched function leave no event then. */
+    bool records_blocks() const {
+        return !has_flag(KVTRACE_CONFIG_NO_PATCH) && !has_flag(KVTRACE_CONFIG_NO_OP_PATCH);
+    }
 };
 
 /* The one injector, or NULL before it was set up. */

@@ -1,7 +1,9 @@
 #include "modules.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
 #include "config.h"
 #include "contexts.h"
@@ -14,6 +16,7 @@ namespace {
 
 constexpr auto kLongestPatchWait = std::chrono::seconds(10);
 constexpr const char *kBlockEnterName = "kvtrace_block_enter";
+constexpr const char *kNoOpName = "kvtrace_block_enter_no_op";
 constexpr const char *kStoreName = "kvtrace_store";
 
 /* Loading our own device code may call us back: such a module is none of ours to look at. */
@@ -37,10 +40,12 @@ bool apply_patches(Injector *self, Context *context, CUmodule module) {
             check(self->api.add_patches(kvtrace_device_fatbin, context->handle),
                   KVTRACE_SITE_ADD_PATCHES, "device callback");
     }
+    const char *block_enter =
+        self->has_flag(KVTRACE_CONFIG_NO_OP_PATCH) ? kNoOpName : kBlockEnterName;
     return context->patches_added &&
-           patch_instructions(self, module, SANITIZER_INSTRUCTION_BLOCK_ENTER, kBlockEnterName) &&
+           patch_instructions(self, module, SANITIZER_INSTRUCTION_BLOCK_ENTER, block_enter) &&
            patch_stores(self, module) &&
-           check(self->api.patch_module(module), KVTRACE_SITE_PATCH_MODULE, kBlockEnterName);
+           check(self->api.patch_module(module), KVTRACE_SITE_PATCH_MODULE, block_enter);
 }
 
 /* Do a patching call while no other thread does one; false if it failed or could not be done. */
@@ -85,6 +90,15 @@ uint32_t take_kernel_slot(Injector *self) {
     return kNotTarget;
 }
 
+void journal_module(Injector *self, CUmodule module, uint64_t image_bytes, bool is_patched) {
+    JournalLine line("module_patched");
+    line.add_hex("module", module);
+    if (image_bytes != 0) {
+        line.add("image_bytes", image_bytes);
+    }
+    self->journal.write(line.add("patched", is_patched));
+}
+
 void journal_function(Injector *self, const Context &context, CUmodule module, const char *name,
                       uint32_t kernel_slot, bool is_bound) {
     JournalLine line("function_bound");
@@ -102,14 +116,20 @@ void journal_function(Injector *self, const Context &context, CUmodule module, c
     self->journal.write(line.add("name", name));
 }
 
+/* The kernel slot of a function: the one it has, or a new one if its name is a target's. */
+uint32_t kernel_slot_of(Injector *self, CUfunction function, const char *name) {
+    FunctionInfo known = {kNotTarget, false};
+    if (self->functions.find(function, &known) && known.kernel_slot != kNotTarget) {
+        return known.kernel_slot;
+    }
+    return is_target_name(self->config, name) ? take_kernel_slot(self) : kNotTarget;
+}
+
 /* Bind one function of a patched module; the targets to their record, the others to NULL. A
  * function that was never bound reads garbage as its data when a graph replays it. */
 FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CUfunction function,
                            const char *name) {
-    FunctionInfo info = {kNotTarget, true};
-    if (is_target_name(self->config, name)) {
-        info.kernel_slot = take_kernel_slot(self);
-    }
+    FunctionInfo info = {kernel_slot_of(self, function, name), true};
     const bool is_target = info.kernel_slot != kNotTarget;
     bool is_bound = false;
     if (is_target || self->config.bind_mode == KVTRACE_BIND_EVERY_FUNCTION) {
@@ -130,24 +150,95 @@ FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CU
     return info;
 }
 
+void bind_functions(Injector *self, Context *context, CUmodule module, const CUfunction *functions,
+                    size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        const char *name = nullptr;
+        const CUresult result = self->api.function_name(&name, functions[i]);
+        if (result != CUDA_SUCCESS || name == nullptr) {
+            record_failure(KVTRACE_SITE_FUNCTION_NAME, static_cast<uint32_t>(result),
+                           "cuFuncGetName");
+            continue;
+        }
+        if (!bind_function(self, context, module, functions[i], name).is_patched) {
+            return; /* The module has lost its patches. */
+        }
+    }
+}
+
+bool patch(Injector *self, Context *context, CUmodule module) {
+    return patch_alone(self, [&] { return apply_patches(self, context, module); });
+}
+
+/* Note functions of a module that waits to be patched; false if it does not wait. */
+bool add_waiting(Injector *self, CUmodule module, const CUfunction *functions, size_t count) {
+    const std::lock_guard<std::mutex> lock(self->module_mutex);
+    const auto found = self->waiting_modules.find(module);
+    if (found == self->waiting_modules.end()) {
+        return false;
+    }
+    std::vector<CUfunction> &known = found->second.functions;
+    for (size_t i = 0; i < count; ++i) {
+        if (std::find(known.begin(), known.end(), functions[i]) == known.end()) {
+            known.push_back(functions[i]);
+        }
+    }
+    return true;
+}
+
+/* Take a module out of those that wait; its functions are bound as they are loaded from here on. */
+WaitingModule end_waiting(Injector *self, CUmodule module) {
+    const std::lock_guard<std::mutex> lock(self->module_mutex);
+    const auto found = self->waiting_modules.find(module);
+    if (found == self->waiting_modules.end()) {
+        return {};
+    }
+    WaitingModule waiting = std::move(found->second);
+    self->waiting_modules.erase(found);
+    self->patched_modules[module] = waiting.context;
+    return waiting;
+}
+
 } // namespace
 
 void module_loaded(Injector *self, const Sanitizer_ResourceModuleData &data) {
-    if (is_patching || data.pCubin == nullptr ||
+    if (is_patching || data.pCubin == nullptr || self->has_flag(KVTRACE_CONFIG_NO_PATCH) ||
         !image_names_target(self->config, data.pCubin, data.cubinSize)) {
         return;
     }
     Context *context = prepare_context(self, data.context);
-    const bool is_patched = context != nullptr && patch_alone(self, [&] {
-                                return apply_patches(self, context, data.module);
-                            });
+    if (context != nullptr && self->has_flag(KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END)) {
+        const std::lock_guard<std::mutex> lock(self->module_mutex);
+        self->waiting_modules[data.module].context = context;
+        return;
+    }
+    const bool is_patched = context != nullptr && patch(self, context, data.module);
     if (is_patched) {
         const std::lock_guard<std::mutex> lock(self->module_mutex);
         self->patched_modules[data.module] = context;
     }
-    JournalLine line("module_patched");
-    line.add_hex("module", data.module).add("image_bytes", static_cast<uint64_t>(data.cubinSize));
-    self->journal.write(line.add("patched", is_patched));
+    journal_module(self, data.module, static_cast<uint64_t>(data.cubinSize), is_patched);
+}
+
+void patch_after_launch(Injector *self, const Sanitizer_LaunchData &launch) {
+    FunctionInfo info = {kNotTarget, false};
+    if (!self->functions.find(launch.function, &info) || info.kernel_slot == kNotTarget ||
+        info.is_patched) {
+        return;
+    }
+    const WaitingModule waiting = end_waiting(self, launch.module);
+    if (waiting.context == nullptr) {
+        return;
+    }
+    const bool is_patched = patch(self, waiting.context, launch.module);
+    journal_module(self, launch.module, 0, is_patched);
+    if (is_patched) {
+        bind_functions(self, waiting.context, launch.module, waiting.functions.data(),
+                       waiting.functions.size());
+    } else {
+        const std::lock_guard<std::mutex> lock(self->module_mutex);
+        self->patched_modules.erase(launch.module);
+    }
 }
 
 void module_unloading(Injector *self, const Sanitizer_ResourceModuleData &data) {
@@ -157,43 +248,35 @@ void module_unloading(Injector *self, const Sanitizer_ResourceModuleData &data) 
     {
         const std::lock_guard<std::mutex> lock(self->module_mutex);
         self->patched_modules.erase(data.module);
+        self->waiting_modules.erase(data.module);
     }
     self->functions.forget_module(data.module);
 }
 
 void functions_loaded(Injector *self, const Sanitizer_ResourceFunctionsLazyLoadedData &data) {
-    Context *context = is_patching ? nullptr : context_of_patched(self, data.module);
-    if (context == nullptr) {
+    if (is_patching || add_waiting(self, data.module, data.functions, data.numFunctions)) {
         return;
     }
-    for (uint32_t i = 0; i < data.numFunctions; ++i) {
-        const char *name = nullptr;
-        const CUresult result = self->api.function_name(&name, data.functions[i]);
-        if (result != CUDA_SUCCESS || name == nullptr) {
-            record_failure(KVTRACE_SITE_FUNCTION_NAME, static_cast<uint32_t>(result),
-                           "cuFuncGetName");
-            continue;
-        }
-        bind_function(self, context, data.module, data.functions[i], name);
+    if (Context *context = context_of_patched(self, data.module)) {
+        bind_functions(self, context, data.module, data.functions, data.numFunctions);
     }
 }
 
-FunctionInfo look_up_function(Injector *self, const Sanitizer_LaunchData &launch) {
-    FunctionInfo info = {kNotTarget, false};
-    if (self->functions.find(launch.function, &info)) {
-        return info;
-    }
+FunctionInfo meet_function(Injector *self, const Sanitizer_LaunchData &launch) {
     const char *name = launch.functionName != nullptr ? launch.functionName : "";
     if (Context *context = context_of_patched(self, launch.module)) {
         /* Loaded without FUNCTIONS_LAZY_LOADED: this launch is the first that can bind it. */
         return bind_function(self, context, launch.module, launch.function, name);
     }
+    FunctionInfo info = {kNotTarget, false};
+    const bool is_waiting = add_waiting(self, launch.module, &launch.function, 1);
     if (is_target_name(self->config, name)) {
-        /* It runs where we could not patch: its blocks are expected and will be missed. */
+        /* Its blocks are expected, and have no events: by design, or because we could not patch. */
         info.kernel_slot = take_kernel_slot(self);
         JournalLine line("target_not_patched");
-        line.add("kernel_slot", static_cast<uint64_t>(info.kernel_slot)).add("name", name);
-        self->journal.write(line);
+        line.add("kernel_slot", static_cast<uint64_t>(info.kernel_slot));
+        line.add("by_design", is_waiting || self->has_flag(KVTRACE_CONFIG_NO_PATCH));
+        self->journal.write(line.add("name", name));
     }
     self->functions.insert(launch.function, launch.module, info);
     return info;

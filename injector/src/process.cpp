@@ -42,8 +42,13 @@ kvtrace_file_header make_file_header(const Injector &self) {
     kvtrace_file_header header = {};
     header.abi_version = KVTRACE_ABI_VERSION;
     header.process_id = static_cast<uint32_t>(getpid());
-    header.flags = (self.has_flag(KVTRACE_CONFIG_ONE_SHOT) ? KVTRACE_FILE_ONE_SHOT : 0) |
-                   (self.has_flag(KVTRACE_CONFIG_EMULATED) ? KVTRACE_FILE_EMULATED : 0);
+    const auto if_asked = [&self](uint32_t asked, uint32_t flag) {
+        return self.has_flag(asked) ? flag : 0;
+    };
+    header.flags = if_asked(KVTRACE_CONFIG_ONE_SHOT, KVTRACE_FILE_ONE_SHOT) |
+                   if_asked(KVTRACE_CONFIG_EMULATED, KVTRACE_FILE_EMULATED) |
+                   if_asked(KVTRACE_CONFIG_NO_PATCH, KVTRACE_FILE_NO_PATCH) |
+                   if_asked(KVTRACE_CONFIG_NO_OP_PATCH, KVTRACE_FILE_NO_OP_PATCH);
     return header;
 }
 

@@ -45,6 +45,10 @@ class Build:
         return self.directory / "binding_table"
 
     @property
+    def lifetime(self) -> Path:
+        return self.directory / "kvtrace_lifetime_emulated"
+
+    @property
     def injector(self) -> Path:
         return self.directory / "libkvtrace_injector.so"
 
