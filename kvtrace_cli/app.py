@@ -23,6 +23,9 @@ COMMANDS: Final = {
     "baseline": "Save a small summary to compare later runs with.",
     "export": "Write joined events as Parquet, Arrow or a Perfetto timeline.",
     "report": "Write one HTML file with tables and pictures of a run.",
+    "overhead": "Measure what recording costs: latency, throughput, memory.",
+    "gap": "Say what ran on the GPU in replays and between them.",
+    "lifetime": "Try which callback data survives graph replay, and how.",
     "doctor": "Check what recording needs on this machine.",
 }
 

@@ -33,14 +33,41 @@ class Bind(str, Enum):
     TARGET_ONLY = "target-only"
 
 
+class PatchAt(str, Enum):
+    """When a module with a target kernel is patched."""
+
+    MODULE_LOAD = "module-load"
+    # When the first plain launch of a target has been submitted: that launch has no events.
+    FIRST_LAUNCH_END = "first-launch-end"
+
+
+class Patch(str, Enum):
+    """What the device callback does."""
+
+    RECORD = "record"
+    # Returns at once. For measuring what being called costs.
+    NO_OP = "no-op"
+
+
 class Record(str, Enum):
     """Which events are recorded; each adds to the one before."""
 
+    # Launch records only: nothing is patched. For measuring what the host callbacks cost.
+    NONE = "none"
     BLOCKS = "blocks"
     # Stores to global memory by thread (0,0,0) of each block of a target kernel.
     WRITES = "writes"
     # Those of every thread.
     ALL_WRITES = "all-writes"
+
+
+class Observer(str, Enum):
+    """Who watches the GPU. One process holds one of them."""
+
+    # Host callbacks and patched kernels: every block that enters.
+    SANITIZER = "sanitizer"
+    # CUPTI's activity records: when every kernel, copy and memset began and ended.
+    CUPTI = "cupti"
 
 
 class Role(str, Enum):
@@ -151,6 +178,7 @@ class RecordingConfig:
     """What the injector records, and how it gets into the engine."""
 
     enabled: bool = True
+    observer: Observer = Observer.SANITIZER
     record: Record = Record.BLOCKS
     # The engine plug-in: which step ran which rows of which request, and where the KV tensors are.
     steps: bool = True
@@ -160,9 +188,16 @@ class RecordingConfig:
     one_shot: bool = False
     stamps: bool = True
     bind: Bind = Bind.EVERY_FUNCTION
+    patch_at: PatchAt = PatchAt.MODULE_LOAD
+    patch: Patch = Patch.RECORD
     drain_interval_us: int = 1000
     injector: Path | None = None
     sanitizer_library: Path | None = None
+    cupti_library: Path | None = None
+    # What CUPTI fills before it is written: 64 MiB hold some 300,000 records.
+    activity_buffers: int = 64
+    activity_buffer_bytes: int = 1 << 20
+    activity_flush_ms: int = 500
     # By default the injection variable alone: only a process that initialises CUDA acts on it,
     # while LD_PRELOAD reaches some 70 processes of one `vllm serve`.
     injection: bool = True
@@ -177,6 +212,37 @@ class RecordingConfig:
             raise ConfigError(
                 "--no-injection: nothing is left that would load the injector; "
                 "add --preload, or --no-trace to run without recording"
+            )
+        if self.patch is Patch.NO_OP and self.record is not Record.BLOCKS:
+            raise ConfigError(
+                f"--patch no-op: found --record {self.record.value} with it, expected blocks: "
+                "a callback that returns at once records nothing; leave one of the two out"
+            )
+        if self.record is Record.NONE and self.patch_at is not PatchAt.MODULE_LOAD:
+            raise ConfigError(
+                f"--patch-at {self.patch_at.value}: --record none patches nothing at all; "
+                "leave one of the two out"
+            )
+        if self.observer is Observer.CUPTI:
+            self._check_cupti()
+
+    def _check_cupti(self) -> None:
+        """Refuse what only the Sanitizer's observer can do."""
+        asked = (self.record, self.bind, self.patch_at, self.patch)
+        if asked != (
+            Record.BLOCKS,
+            Bind.EVERY_FUNCTION,
+            PatchAt.MODULE_LOAD,
+            Patch.RECORD,
+        ):
+            raise ConfigError(
+                "--observer cupti: records when kernels ran, and patches none; expected none of "
+                "--record, --bind, --patch-at and --patch with it, leave them out"
+            )
+        if self.preload or not self.injection:
+            raise ConfigError(
+                "--observer cupti: is loaded by CUDA_INJECTION64_PATH only; leave --preload and "
+                "--no-injection out"
             )
 
 
@@ -220,6 +286,9 @@ class RunConfig:
 
     subcommand: ClassVar[str] = "run"
 
+    def __post_init__(self) -> None:
+        _observable(self.recording, self.engine_name)
+
     @property
     def engine_name(self) -> str:
         """The engine that is traced."""
@@ -247,10 +316,21 @@ class ExecConfig:
 
     subcommand: ClassVar[str] = "exec"
 
+    def __post_init__(self) -> None:
+        _observable(self.recording, self.engine_name)
+
 
 def default_max_num_seqs(concurrency: int) -> int:
     """Return how many sequences the engine must run at once so that none has to wait."""
     return max(EngineConfig.max_num_seqs, concurrency)
+
+
+def _observable(recording: RecordingConfig, engine_name: str) -> None:
+    if recording.observer is Observer.CUPTI and engine_name == "emulator":
+        raise ConfigError(
+            "--observer cupti: the emulated engine has no CUPTI; run a real one, or leave one of "
+            "--observer and --engine out"
+        )
 
 
 def _at_least(option: str, value: int, least: int) -> None:

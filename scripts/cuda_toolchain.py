@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Find what the injector is built with, and print it as make variables.
+"""Find what the injectors are built with, and print it as make variables.
 
-    python3 scripts/cuda_toolchain.py            NVCC=... CUDA_INCLUDE=... SANITIZER_INCLUDE=...
+    python3 scripts/cuda_toolchain.py            NVCC=... CUDA_INCLUDE=... and so on
     python3 scripts/cuda_toolchain.py --install  first install what the machine lacks from packages
 
 The machine's CUDA toolkit comes first ($CUDA_HOME, nvcc on PATH, /usr/local/cuda); then NVIDIA's
@@ -26,6 +26,8 @@ COMPILER_PACKAGES = (
     "nvidia-cuda-cccl==13.0.*",
 )
 SANITIZER_PACKAGES = ("nvidia-cuda-sanitizer-api==13.0.85",)
+# Records differ from release to release, and this is the one that engines bring.
+CUPTI_PACKAGES = ("nvidia-cuda-cupti==13.0.*",)
 
 
 def toolkit_roots() -> list[Path]:
@@ -54,7 +56,12 @@ def find_nvcc() -> Path | None:
 
 def find_header(name: str) -> Path | None:
     """Return the folder that holds a header."""
-    below = ("include", "compute-sanitizer/include", "extras/compute-sanitizer/include")
+    below = (
+        "include",
+        "compute-sanitizer/include",
+        "extras/compute-sanitizer/include",
+        "extras/CUPTI/include",
+    )
     for root in toolkit_roots():
         found = first_file(*(root / folder / name for folder in below))
         if found:
@@ -79,10 +86,13 @@ def main() -> int:
         install(COMPILER_PACKAGES)
     if args.install and not find_header("sanitizer.h"):
         install(SANITIZER_PACKAGES)
+    if args.install and not find_header("cupti.h"):
+        install(CUPTI_PACKAGES)
     found = {
         "NVCC": find_nvcc(),
         "CUDA_INCLUDE": find_header("cuda.h"),
         "SANITIZER_INCLUDE": find_header("sanitizer.h"),
+        "CUPTI_INCLUDE": find_header("cupti.h"),
     }
     missing = [name for name, path in found.items() if path is None]
     if missing:

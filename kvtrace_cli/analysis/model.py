@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
+from typing import Final
 
 import polars as pl
 
@@ -16,6 +18,14 @@ class Verdict(Enum):
     AGREES = "agrees"
     MISMATCH = "mismatch"
     INCONCLUSIVE = "inconclusive"
+
+
+# Flags of the files of a run in which no launch can have an event, by design, and why not.
+WITHOUT_EVENTS: Final = {
+    "no_patch": "No block event was to be recorded: with --record none no kernel is patched.",
+    "no_op_patch": "No block event was to be recorded: with --patch no-op the device callback "
+    "returns at once.",
+}
 
 
 @dataclass(frozen=True)
@@ -263,6 +273,11 @@ class Reconciliation:
     unjudged_processes: tuple[int, ...]
     contexts: tuple[JoinedEvents, ...] = field(compare=False, repr=False)
     launches: pl.DataFrame = field(compare=False, repr=False)
+
+    @property
+    def records_blocks(self) -> bool:
+        """False for a run that was asked to record launches only, to measure what that costs."""
+        return WITHOUT_EVENTS.keys().isdisjoint(chain(*(books.flags for books in self.files)))
 
     @property
     def block_events(self) -> pl.DataFrame:

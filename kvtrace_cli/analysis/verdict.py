@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from kvtrace_cli.analysis.activity_targets import count_target_runs, is_seen_by_cupti
 from kvtrace_cli.analysis.measured import measured_windows
 from kvtrace_cli.analysis.model import (
+    WITHOUT_EVENTS,
     FileBooks,
     OrderJoin,
     Population,
@@ -32,9 +34,12 @@ def judge(
     A mismatch outweighs everything; otherwise anything unknowable makes it inconclusive. The
     reasons of both are given; doubts are those of the latter.
     """
+    by_design = tuple(_without_events(files))
     mismatches = [
         *_population_mismatches("graph-node", whole_life.graph_nodes),
         *_population_mismatches("plain-launch", whole_life.plain_launches),
+        *(() if by_design else _before_patching("graph-node", whole_life.graph_nodes)),
+        *(() if by_design else _before_patching("plain-launch", whole_life.plain_launches)),
         *_file_mismatches(files),
     ]
     if stores and stores.unexpected:
@@ -48,6 +53,7 @@ def judge(
             "records."
         )
     doubts = (
+        *by_design,
         *_nothing_recorded(recording, files, whole_life),
         *_unknowable(recording, files),
         *_empty_window(recording, measured),
@@ -112,6 +118,9 @@ def _population_mismatches(sort: str, blocks: Population) -> Iterator[str]:
         yield f"{blocks.missing_blocks} of {blocks.expected_blocks} {sort} blocks have no event."
     if blocks.unexpected_blocks:
         yield f"{blocks.unexpected_blocks} {sort} events belong to no block of a recorded launch."
+
+
+def _before_patching(sort: str, blocks: Population) -> Iterator[str]:
     if blocks.blocks_before_patching:
         yield (
             f"{blocks.blocks_before_patching} {sort} blocks were launched before their kernel was "
@@ -132,12 +141,22 @@ def _file_mismatches(files: tuple[FileBooks, ...]) -> Iterator[str]:
             )
 
 
+def _without_events(files: tuple[FileBooks, ...]) -> Iterator[str]:
+    """Say so if the run was asked to record launches and no events."""
+    flags = {flag for books in files for flag in books.flags}
+    for flag, reason in WITHOUT_EVENTS.items():
+        if flag in flags:
+            yield reason
+
+
 def _nothing_recorded(
     recording: Recording, files: tuple[FileBooks, ...], whole_life: Section
 ) -> Iterator[str]:
     attached = any(line.get("event") == "attached" for line in recording.journal)
     launches = whole_life.graph_nodes.launches + whole_life.plain_launches.launches
-    if not files and not attached:
+    if is_seen_by_cupti(recording):
+        yield from _seen_by_cupti(recording)
+    elif not files and not attached:
         yield "The injector recorded nothing: it attached to no process that uses the GPU."
     elif not files:
         yield "The injector attached, but no process created a CUDA context."
@@ -147,6 +166,18 @@ def _nothing_recorded(
         yield "A target kernel was patched, but no launch of it and no event was recorded."
     elif not launches:
         yield "No launch of a target kernel was recorded."
+
+
+def _seen_by_cupti(recording: Recording) -> Iterator[str]:
+    runs = count_target_runs(recording)
+    yield (
+        f"CUPTI observed this run, not the Sanitizer: target kernels ran {runs.graph_nodes} times "
+        f"in graphs and {runs.plain_launches} times as plain launches. No block was recorded, so "
+        "nothing can be said of blocks; see `kvtrace gap`."
+    )
+    for line in recording.journal:
+        if line.get("event") == "failure":
+            yield f"The observer of process {line['process_id']} failed: {line.get('detail')}."
 
 
 def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[str]:
@@ -201,11 +232,13 @@ def _targets_not_patched(recording: Recording) -> set[str]:
     return {
         str(line.get("name"))
         for line in recording.journal
-        if line.get("event") == "target_not_patched"
+        if line.get("event") == "target_not_patched" and line.get("by_design") is not True
     }
 
 
 def _empty_window(recording: Recording, measured: Section | None) -> Iterator[str]:
+    if is_seen_by_cupti(recording):
+        return
     answered = any(
         request.get("role") == "measured" and request.get("http_status") == _HTTP_OK
         for request in recording.requests

@@ -164,7 +164,7 @@ class _ExecSession:
 
     def _recorded_pids(self) -> set[int]:
         files = (*self._run_dir.event_files(), *self._run_dir.launch_files())
-        return {dump_origin(path)[0] for path in files}
+        return {dump_origin(path)[0] for path in files} | set(self._run_dir.activity_files())
 
 
 def _listed(pids: tuple[int, ...] | list[int]) -> str:

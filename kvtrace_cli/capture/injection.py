@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtrace_cli.config import Bind, Record, RecordingConfig
+from kvtrace_cli.config import Bind, Patch, PatchAt, Record, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -15,6 +15,14 @@ PRELOAD_VARIABLE = "LD_PRELOAD"
 _BIND_MODES = {
     Bind.EVERY_FUNCTION: "KVTRACE_BIND_EVERY_FUNCTION",
     Bind.TARGET_ONLY: "KVTRACE_BIND_TARGET_ONLY",
+}
+
+
+_RECORD_FLAGS = {
+    Record.NONE: ("KVTRACE_CONFIG_NO_PATCH",),
+    Record.BLOCKS: (),
+    Record.WRITES: ("KVTRACE_CONFIG_WRITES",),
+    Record.ALL_WRITES: ("KVTRACE_CONFIG_WRITES", "KVTRACE_CONFIG_ALL_WRITES"),
 }
 
 
@@ -57,6 +65,32 @@ def write_injector_config(
     _set_text(config.sanitizer_library, str(sanitizer_library), "--sanitizer-library")
     for slot, kernel in enumerate(recording.kernels):
         _set_text(config.targets[slot], kernel, "--kernel")
+    path.write_bytes(bytes(abi.ffi().buffer(config)))
+
+
+def write_activity_config(
+    path: Path, recording: RecordingConfig, *, raw_dir: Path, cupti_library: Path
+) -> None:
+    """Write the `kvtrace_activity_config` that KVTRACE_CONFIG names, for the CUPTI observer.
+
+    Args:
+        path: the file to write.
+        recording: what to record.
+        raw_dir: absolute directory that the observer writes to.
+        cupti_library: absolute path of libcupti.
+
+    Raises:
+        ConfigError: a path is too long for the structure.
+    """
+    config = abi.ffi().new(f"{abi.ACTIVITY_CONFIG_STRUCT} *")
+    config.magic = abi.constant("KVTRACE_ACTIVITY_CONFIG_MAGIC")
+    config.abi_version = abi.constant("KVTRACE_ABI_VERSION")
+    config.struct_size = abi.size_of(abi.ACTIVITY_CONFIG_STRUCT)
+    config.buffer_count = recording.activity_buffers
+    config.buffer_bytes = recording.activity_buffer_bytes
+    config.flush_period_ms = recording.activity_flush_ms
+    _set_text(config.output_dir, str(raw_dir), "--out")
+    _set_text(config.cupti_library, str(cupti_library), "--cupti-library")
     path.write_bytes(bytes(abi.ffi().buffer(config)))
 
 
@@ -105,10 +139,12 @@ def _flags(recording: RecordingConfig, *, emulated: bool) -> int:
         flags |= abi.constant("KVTRACE_CONFIG_ONE_SHOT")
     if not recording.stamps:
         flags |= abi.constant("KVTRACE_CONFIG_NO_STAMPS")
-    if recording.record is not Record.BLOCKS:
-        flags |= abi.constant("KVTRACE_CONFIG_WRITES")
-    if recording.record is Record.ALL_WRITES:
-        flags |= abi.constant("KVTRACE_CONFIG_ALL_WRITES")
+    if recording.patch_at is PatchAt.FIRST_LAUNCH_END:
+        flags |= abi.constant("KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END")
+    if recording.patch is Patch.NO_OP:
+        flags |= abi.constant("KVTRACE_CONFIG_NO_OP_PATCH")
+    for name in _RECORD_FLAGS[recording.record]:
+        flags |= abi.constant(name)
     return flags
 
 

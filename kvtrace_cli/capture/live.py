@@ -17,6 +17,8 @@ class LiveCounters:
     event_files: int = 0
     events: int = 0
     launches: int = 0
+    activity_files: int = 0
+    activities: int = 0
     dropped: int = 0
     patched: bool = False
     # Whether events are stores too, so that they are more than the blocks.
@@ -25,22 +27,28 @@ class LiveCounters:
 
     @property
     def attached(self) -> bool:
-        """Whether the injector saw a context and patched a module with a target kernel."""
-        return self.event_files > 0 and self.patched
+        """Whether a target kernel was patched in a context, or CUPTI saw anything run."""
+        return (self.event_files > 0 and self.patched) or self.activity_files > 0
 
 
 def read_counters(raw_dir: Path) -> LiveCounters:
     """Add up the headers of all recorded files; files that are just being created are left out."""
-    headers = [header for path in sorted(raw_dir.glob("*.kvt")) if (header := _read_header(path))]
+    paths = sorted((*raw_dir.glob("*.kvt"), *raw_dir.glob("*.kva")))
+    headers = [header for path in paths if (header := _read_header(path))]
     events = [one for one in headers if one.magic == abi.constant("KVTRACE_EVENTS_MAGIC")]
     launches = [one for one in headers if one.magic == abi.constant("KVTRACE_LAUNCHES_MAGIC")]
+    ran = [one for one in headers if one.magic == abi.constant("KVTRACE_ACTIVITIES_MAGIC")]
+    # With --record none nothing is ever patched; the flag then says that it attached.
+    patched = abi.constant("KVTRACE_FILE_PATCHED") | abi.constant("KVTRACE_FILE_NO_PATCH")
     failures = [one.first_failure_site for one in headers if one.first_failure_site]
     return LiveCounters(
         event_files=len(events),
         events=sum(one.record_count for one in events),
         launches=sum(one.record_count for one in launches),
-        dropped=sum(one.dropped_count for one in (*events, *launches)),
-        patched=any(one.flags & abi.constant("KVTRACE_FILE_PATCHED") for one in headers),
+        activity_files=len(ran),
+        activities=sum(one.record_count for one in ran),
+        dropped=sum(one.dropped_count for one in (*events, *launches, *ran)),
+        patched=any(one.flags & patched for one in headers),
         with_stores=any(one.flags & abi.constant("KVTRACE_FILE_WRITES") for one in events),
         first_failure=_site_name(failures[0]) if failures else None,
     )

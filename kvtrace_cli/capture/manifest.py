@@ -36,6 +36,8 @@ class Outcome:
     injector_attached: bool | None = None
     events: int | None = None
     launches: int | None = None
+    # Of the CUPTI observer.
+    activities: int | None = None
     dropped: int | None = None
     first_failure: str | None = None
     engine_exit_status: int | None = None
@@ -52,6 +54,7 @@ class Outcome:
             injector_attached=counters.attached,
             events=counters.events,
             launches=counters.launches,
+            activities=counters.activities,
             dropped=counters.dropped,
             first_failure=counters.first_failure,
         )
@@ -72,6 +75,7 @@ class Manifest:
     injector_path: Path | None
     injector_build: str | None
     sanitizer_library: Path | None
+    cupti_library: Path | None
     outcome: Outcome = field(default_factory=Outcome)
     created: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -100,6 +104,7 @@ class Manifest:
             injector_path=injector.path if injector else None,
             injector_build=injector.build if injector else None,
             sanitizer_library=preflight.sanitizer_library,
+            cupti_library=preflight.cupti_library,
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -110,6 +115,7 @@ class Manifest:
             "subcommand": self.config.subcommand,
             "engine": self.config.engine_name,
             "traced": self.config.recording.enabled,
+            "observer": self.config.recording.observer.value,
         }
         return head | {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
 

@@ -13,7 +13,10 @@ from kvtrace_cli.capture.engine_memory import kv_cache_memory_bytes
 from kvtrace_cli.capture.gpus import Gpu, cuda_driver_version, list_gpus
 from kvtrace_cli.capture.injection import check_environment
 from kvtrace_cli.capture.libraries import (
+    CUPTI_INJECTOR_NAME,
+    INJECTOR_NAME,
     Injector,
+    find_cupti_library,
     find_emulator_library,
     find_injector,
     find_sanitizer_library,
@@ -25,7 +28,7 @@ from kvtrace_cli.capture.vllm_version import (
     is_supported_vllm,
     probe_versions,
 )
-from kvtrace_cli.config import EngineConfig, ExecConfig, RecordingConfig
+from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -61,6 +64,7 @@ class Preflight:
     checks: list[Check] = field(default_factory=list)
     injector: Injector | None = None
     sanitizer_library: Path | None = None
+    cupti_library: Path | None = None
     gpus: list[Gpu] = field(default_factory=list)
     cuda_driver: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
@@ -127,6 +131,8 @@ def _check_libraries(recording: RecordingConfig, found: Preflight, *, emulated: 
     if emulated:
         found.checks.append(_check_emulator(recording, found))
         found.versions = {"python": platform.python_version()}
+    elif recording.enabled and recording.observer is Observer.CUPTI:
+        found.checks.append(_check_cupti(recording, found))
     elif recording.enabled:
         found.checks.append(_check_sanitizer(recording, found))
 
@@ -143,8 +149,11 @@ def _check_program(name: str, program: Path | None) -> Check:
 
 
 def _check_injector(recording: RecordingConfig, found: Preflight) -> Check:
+    is_cupti = recording.observer is Observer.CUPTI
+    target = "cupti" if is_cupti else "injector"
+    name = CUPTI_INJECTOR_NAME if is_cupti else INJECTOR_NAME
     try:
-        injector = find_injector(recording.injector)
+        injector = find_injector(recording.injector, name, target)
         check_environment(os.environ, recording, injector.path)
     except ConfigError as error:
         return _failure("injector", error)
@@ -155,14 +164,14 @@ def _check_injector(recording: RecordingConfig, found: Preflight) -> Check:
             "injector",
             Status.WARN,
             f"{injector.path} carries no build stamp",
-            "build it again with `make injector` if the run records nothing",
+            f"build it again with `make {target}` if the run records nothing",
         )
     if injector.abi_version != expected:
         return Check(
             "injector",
             Status.FAIL,
             f"{injector.path} speaks ABI {injector.abi_version}, this kvtrace {expected}",
-            "build it again with `make injector`",
+            f"build it again with `make {target}`",
         )
     return Check("injector", Status.OK, f"{injector.path} ({injector.build})")
 
@@ -173,6 +182,14 @@ def _check_sanitizer(recording: RecordingConfig, found: Preflight) -> Check:
     except ConfigError as error:
         return _failure("sanitizer library", error)
     return Check("sanitizer library", Status.OK, str(found.sanitizer_library))
+
+
+def _check_cupti(recording: RecordingConfig, found: Preflight) -> Check:
+    try:
+        found.cupti_library = find_cupti_library(recording.cupti_library)
+    except ConfigError as error:
+        return _failure("CUPTI library", error)
+    return Check("CUPTI library", Status.OK, str(found.cupti_library))
 
 
 def _check_emulator(recording: RecordingConfig, found: Preflight) -> Check:

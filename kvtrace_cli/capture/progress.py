@@ -57,6 +57,8 @@ class Progress:
 
 def describe_counters(counters: LiveCounters) -> str:
     """Say what was recorded, drops included even if there are none."""
+    if counters.activity_files:
+        return f"{counters.activities:,} activity records, {counters.dropped:,} dropped"
     kind = "block and store events" if counters.with_stores else "block events"
     return (
         f"{counters.events:,} {kind}, {counters.launches:,} launch records, "

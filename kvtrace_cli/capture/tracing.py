@@ -6,6 +6,7 @@ from kvtrace_cli.capture.engine import let_engine_end
 from kvtrace_cli.capture.injection import (
     CONFIG_VARIABLE,
     compose_environment,
+    write_activity_config,
     write_injector_config,
 )
 from kvtrace_cli.capture.plugin import STEPS_VARIABLE, with_engine_plugin
@@ -45,18 +46,25 @@ def traced_environment(
     environment = {
         name: text for name, text in base.items() if name not in (CONFIG_VARIABLE, STEPS_VARIABLE)
     }
-    injector, sanitizer_library = preflight.injector, preflight.sanitizer_library
-    if injector is None or sanitizer_library is None:
-        return environment
+    injector = preflight.injector
     raw_dir = run_dir.raw.absolute()
     config_path = run_dir.injector_config.absolute()
-    write_injector_config(
-        config_path,
-        recording,
-        raw_dir=raw_dir,
-        sanitizer_library=sanitizer_library,
-        emulated=emulated,
-    )
+    if injector is None:
+        return environment
+    if preflight.cupti_library is not None:
+        write_activity_config(
+            config_path, recording, raw_dir=raw_dir, cupti_library=preflight.cupti_library
+        )
+    elif preflight.sanitizer_library is not None:
+        write_injector_config(
+            config_path,
+            recording,
+            raw_dir=raw_dir,
+            sanitizer_library=preflight.sanitizer_library,
+            emulated=emulated,
+        )
+    else:
+        return environment
     environment = compose_environment(
         environment, recording, injector=injector.path, config_path=config_path
     )

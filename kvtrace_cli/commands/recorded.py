@@ -4,6 +4,7 @@ from kvtrace_cli.capture.ledger import Recorded
 from kvtrace_cli.capture.progress import Progress, describe_counters
 from kvtrace_cli.commands.output_options import Outputs
 from kvtrace_cli.commands.reconcile import reconcile_run
+from kvtrace_cli.config import Observer
 from kvtrace_cli.errors import ExitCode
 
 NOT_ATTACHED = (
@@ -13,13 +14,20 @@ NOT_ATTACHED = (
 )
 
 
+NOT_OBSERVED = (
+    "CUPTI saw nothing run in any process, so nothing can be said of this run; see what the "
+    "program printed"
+)
+
+
 def tell_recorded(recorded: Recorded, progress: Progress) -> None:
     """Say on stderr what was recorded, and where it is."""
     counters = recorded.counters
     if recorded.manifest.config.recording.enabled:
         progress.note(f"recorded {describe_counters(counters)}")
         if not counters.attached:
-            progress.note(NOT_ATTACHED)
+            observer = recorded.manifest.config.recording.observer
+            progress.note(NOT_OBSERVED if observer is Observer.CUPTI else NOT_ATTACHED)
         if counters.first_failure is not None:
             progress.note(f"the injector reports a failure: {counters.first_failure}")
     progress.note(f"run directory: {recorded.run_dir.path}")

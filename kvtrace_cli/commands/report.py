@@ -15,6 +15,8 @@ from kvtrace_cli.analysis.audit import audit
 from kvtrace_cli.analysis.diff import DiffOptions, diff
 from kvtrace_cli.analysis.diff_model import Diff
 from kvtrace_cli.analysis.facts import run_facts
+from kvtrace_cli.analysis.gap import gap as split_gaps
+from kvtrace_cli.analysis.gap_model import Gap
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.report_frames import pictures
 from kvtrace_cli.analysis.run_facts import Summary
@@ -44,6 +46,14 @@ def report(
             help="What it is held against: a run, shown beside it; or a summary or baseline file.",
         ),
     ] = None,
+    gap: Annotated[
+        Path | None,
+        typer.Option(
+            "--gap",
+            metavar="DIR_CUPTI",
+            help="The same run with --observer cupti: shows what ran, as `kvtrace gap` does.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write here; default: DIR/report.html."),
@@ -70,7 +80,7 @@ def report(
         difference = _compare(other.summary(), run)
     elif against is not None:
         difference = _compare((against, read_side(against)), run)
-    page = render(sides, difference)
+    page = render(sides, difference, None if gap is None else _split(run, gap))
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -138,6 +148,13 @@ def _compare(before: tuple[Path, Summary], run: _Run) -> Diff:
     """Compare as `kvtrace diff` does by default."""
     after = run.summary()
     return diff(before[1], after[1], DiffOptions(), (str(before[0]), str(after[0])))
+
+
+def _split(run: _Run, activities: Path) -> Gap:
+    """Pair the run with one of CUPTI as `kvtrace gap` does by default."""
+    second = read_recording(open_run_dir(activities, allow_incomplete=False))
+    names = (str(run.path), str(activities))
+    return split_gaps(run.side.result, run.recording, second, names)
 
 
 def _refuse_foreign(target: Path) -> None:

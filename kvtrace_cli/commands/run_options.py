@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvtrace_cli.config import Bind, EngineConfig, Record, RecordingConfig
+from kvtrace_cli.config import Bind, EngineConfig, Observer, Patch, PatchAt, Record, RecordingConfig
 
 PythonOption = Annotated[
     Path | None,
@@ -42,7 +42,22 @@ RecordOption = Annotated[
     Record,
     typer.Option(
         "--record",
-        help="blocks; writes: also the stores of each block's first thread; all-writes: all.",
+        help="blocks; writes: also the stores of each block's first thread; all-writes: all; "
+        "none: launches only, a diagnostic.",
+    ),
+]
+ObserverOption = Annotated[
+    Observer,
+    typer.Option(
+        "--observer",
+        help="sanitizer: every block. cupti: when each kernel ran instead, for `kvtrace gap`.",
+    ),
+]
+CuptiOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cupti-library",
+        help="libcupti.so of CUDA 13.0. Default: its Python package, then the CUDA toolkit.",
     ),
 ]
 NoStepsOption = Annotated[
@@ -68,6 +83,15 @@ BindOption = Annotated[
     Bind,
     typer.Option("--bind", help="target-only leaves functions unbound: shows the crash it causes."),
 ]
+PatchAtOption = Annotated[
+    PatchAt,
+    typer.Option(
+        "--patch-at",
+        help="first-launch-end leaves the first launch unpatched: shows the blocks it loses.",
+    ),
+]
+# Hidden: of use only to take the cost of recording apart; see docs/overhead.md.
+PatchOption = Annotated[Patch, typer.Option("--patch", hidden=True)]
 PreloadOption = Annotated[
     bool,
     typer.Option("--preload", help="Load the injector by LD_PRELOAD too, in every process."),

@@ -11,11 +11,14 @@ import cffi
 from kvtrace_cli.errors import ConfigError
 
 _HEADER_NAME = "kvtrace_abi_decl.h"
+_ACTIVITY_HEADER_NAME = "kvtrace_activity_decl.h"
 
 EVENTS_STRUCT = "kvtrace_block_event"
 LAUNCHES_STRUCT = "kvtrace_launch_record"
 HEADER_STRUCT = "kvtrace_file_header"
 CONFIG_STRUCT = "kvtrace_config"
+ACTIVITIES_STRUCT = "kvtrace_activity_record"
+ACTIVITY_CONFIG_STRUCT = "kvtrace_activity_config"
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ def header_text(name: str = _HEADER_NAME, source_folder: str = "include") -> str
 
 @lru_cache(maxsize=1)
 def ffi() -> cffi.FFI:
-    """Return the parser that knows every structure of the header."""
+    """Return the parser that knows every structure of both headers."""
     parser = cffi.FFI()
     parser.cdef(header_text())
+    parser.cdef(header_text(_ACTIVITY_HEADER_NAME))
     return parser
 
 
@@ -62,7 +66,7 @@ def _constants() -> Any:
 
 
 def constant(name: str) -> int:
-    """Return a `#define` or enumerator of the header by its name, such as KVTRACE_ABI_VERSION."""
+    """Return a `#define` or enumerator of a header by its name, such as KVTRACE_ABI_VERSION."""
     return int(getattr(_constants(), name))
 
 

@@ -66,6 +66,22 @@ def read_launches(path: Path) -> Dump:
     return _read(path, kind, None)
 
 
+def read_activities(path: Path) -> Dump:
+    """Read a file of activity records.
+
+    Returns:
+        Dump whose frame has one row per kernel, copy or memset, in the order in which CUPTI gave
+        them out, columns of the ABI structure.
+
+    Raises:
+        DumpFormatError: the file is no activity file, is damaged, or is of another ABI version.
+
+    Units: `gpu_cupti_*_ns` in ns of CUPTI's clock. Source: kvtrace_activity_record.
+    """
+    magic = abi.constant("KVTRACE_ACTIVITIES_MAGIC")
+    return _read(path, _Kind("activity record", abi.ACTIVITIES_STRUCT, magic), None)
+
+
 def _read(path: Path, kind: _Kind, check: type[EventCheck] | None) -> Dump:
     with _opened(path) as stream:
         header = _read_header(path, stream, kind)

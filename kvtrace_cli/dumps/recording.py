@@ -1,5 +1,6 @@
 """A run directory -> everything it holds, checked for parts that must be there together."""
 
+from kvtrace_cli.dumps.activity import read_run_activities
 from kvtrace_cli.dumps.reader import read_events, read_launches
 from kvtrace_cli.dumps.run_dir import (
     RunDir,
@@ -35,6 +36,7 @@ def read_recording(run_dir: RunDir) -> Recording:
         events=events,
         launches=launches,
         steps=read_steps(run_dir),
+        activities=read_run_activities(run_dir),
     )
 
 

@@ -10,6 +10,7 @@ from kvtrace_cli.dumps.json_lines import numbered_objects, parsed, text_of
 from kvtrace_cli.errors import RunDirError
 
 _DUMP_NAME = re.compile(r"(?P<pid>\d+)(?:-(?P<context>\d+)\.events|\.launches)\.kvt(?:\.gz)?")
+_ACTIVITY_NAME = re.compile(r"(?P<pid>\d{1,9})\.activity\.kva(?:\.gz)?")
 _JOURNAL_SUFFIX = ".journal.jsonl"
 _STEPS_NAME = re.compile(r"(?P<pid>\d{1,9})\.(?P<what>steps\.jsonl|layout\.json)(?:\.gz)?")
 # What readers count with: whole numbers up to this, or null, in requests and journals.
@@ -93,6 +94,26 @@ class RunDir:
             RunDirError: a file is there twice, packed and not.
         """
         return self._dumps(".launches.kvt")
+
+    def activity_files(self) -> dict[int, Path]:
+        """Return the file of what CUPTI saw in each process.
+
+        Raises:
+            RunDirError: a file is there twice, packed and not.
+        """
+        found = {
+            int(match["pid"]): path
+            for path in sorted(self.raw.glob("*.activity.kva*"), reverse=True)
+            if (match := _ACTIVITY_NAME.fullmatch(path.name))
+        }
+        _refuse_twice(self.raw.glob("*.activity.kva.gz"))
+        return dict(sorted(found.items()))
+
+    def activity_names(self, process_id: int) -> Path:
+        """Return the file of the names that the activity records of a process count."""
+        path = self.raw / f"{process_id}.activity.names"
+        packed = path.with_name(f"{path.name}.gz")
+        return packed if packed.exists() else path
 
     def journals(self) -> list[Path]:
         """List the journals, in the order of processes."""

@@ -57,6 +57,14 @@ class Dump:
 
 
 @dataclass(frozen=True)
+class ActivityDump:
+    """What CUPTI saw run in one process, and the mangled names that `name_id` counts."""
+
+    dump: Dump
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class KvGroup:
     """A KV-cache group: tokens of the scheduler's and of the tensors' KV blocks, and its layers.
 
@@ -118,7 +126,7 @@ class Recording:
 
     `requests` and `journal` have one dict a line, with the fields of docs/format.md; each line of
     `journal` also has the `process_id` that its file's name gives. `steps` has the processes in
-    which the engine plug-in ran.
+    which the engine plug-in ran. `activities` is what CUPTI saw, in a run that it observed.
     """
 
     incomplete: bool
@@ -128,6 +136,7 @@ class Recording:
     events: tuple[Dump, ...]
     launches: tuple[Dump, ...]
     steps: tuple[ProcessSteps, ...] = ()
+    activities: tuple[ActivityDump, ...] = ()
 
 
 def record_schema(struct: str) -> dict[str, type[pl.DataType]]:

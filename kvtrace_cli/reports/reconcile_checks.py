@@ -51,9 +51,10 @@ def reconcile_checks(result: Reconciliation) -> tuple[Check, ...]:
 
 def _checks(result: Reconciliation) -> Iterator[Check]:
     yield doubts_check(_GROUP, result.doubts)
-    yield from _section("", "", result.whole_life)
-    if result.measured:
-        yield from _section("measured-", " of measured requests", result.measured)
+    if result.records_blocks:
+        yield from _section("", "", result.whole_life)
+        if result.measured:
+            yield from _section("measured-", " of measured requests", result.measured)
     if result.files:
         yield from _files(result.files)
     if result.stores:

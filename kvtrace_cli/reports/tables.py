@@ -174,6 +174,9 @@ def checks_table(result: Reconciliation) -> Table:
     if result.graph_join_method:
         table.add_row("graph nodes joined by", result.graph_join_method)
     table.add_row("join by order of atomics", _order_join(result))
+    if _has_unpatched(result):
+        name = "launched before patching" if result.records_blocks else "launched unrecorded"
+        table.add_row(name, _before_patching(result.whole_life))
     for books in result.files:
         if books.expected_blocks is not None:
             table.add_row(f"books of {books.name}", _balance(books))
@@ -188,6 +191,16 @@ def checks_table(result: Reconciliation) -> Table:
         pids = ", ".join(map(str, result.unjudged_processes))
         table.add_row("not judged", f"no target kernel in process {pids}")
     return table
+
+
+def _before_patching(section: Section) -> str:
+    graph, plain = section.graph_nodes, section.plain_launches
+    return (
+        f"{count(graph.blocks_before_patching)} graph-node blocks of "
+        f"{count(graph.launches_before_patching)} launches, "
+        f"{count(plain.blocks_before_patching)} plain-launch blocks of "
+        f"{count(plain.launches_before_patching)}; none of them counts as missing"
+    )
 
 
 def _stores(stores: StoreCounts) -> Text:

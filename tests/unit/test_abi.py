@@ -30,7 +30,7 @@ def layout_by_cffi():
 
 def layout_program():
     """Return a C program that prints the offset of each member that cffi knows, as JSON lines."""
-    lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "kvtrace_abi.h"']
+    lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "kvtrace_activity.h"']
     lines += ["int main(void) {"]
     for struct in STRUCTS:
         for name, _ in members(struct):
@@ -56,13 +56,18 @@ def test_compilers_and_cffi_agree_on_every_size_and_offset(compiler, tmp_path):
 
 @pytest.mark.parametrize(
     ("struct", "size"),
-    [(abi.HEADER_STRUCT, 64), (abi.EVENTS_STRUCT, 64), (abi.LAUNCHES_STRUCT, 96)],
+    [
+        (abi.HEADER_STRUCT, 64),
+        (abi.EVENTS_STRUCT, 64),
+        (abi.LAUNCHES_STRUCT, 96),
+        (abi.ACTIVITIES_STRUCT, 80),
+    ],
 )
 def test_records_have_the_documented_size(struct, size):
     assert abi.size_of(struct) == size
 
 
-@pytest.mark.parametrize("struct", [abi.EVENTS_STRUCT, abi.LAUNCHES_STRUCT])
+@pytest.mark.parametrize("struct", [abi.EVENTS_STRUCT, abi.LAUNCHES_STRUCT, abi.ACTIVITIES_STRUCT])
 def test_every_field_lies_within_one_word(struct):
     """The reader cuts records into 64-bit words, so no field may cross two."""
     assert all(field.offset % 8 + field.size <= 8 for field in abi.fields(struct))

@@ -2,6 +2,10 @@ import pytest
 
 from kvtrace_cli.config import (
     EngineConfig,
+    Observer,
+    Patch,
+    PatchAt,
+    Record,
     RecordingConfig,
     RequestPlan,
     RequestSpec,
@@ -64,7 +68,28 @@ def test_the_engine_runs_as_many_sequences_as_are_sent_at_once(concurrency, sequ
         (lambda: RecordingConfig(ring_events=1000), "power of two .*; 512 is one"),
         (lambda: RecordingConfig(ring_events=8), "power of two .*; 16 is one"),
         (lambda: RecordingConfig(launch_records=1 << 30), "--launch-records: .*; 67108864 is one"),
+        (lambda: RecordingConfig(observer=Observer.CUPTI, preload=True), "leave --preload"),
+        (
+            lambda: RecordingConfig(observer=Observer.CUPTI, record=Record.WRITES),
+            "--observer cupti: .*--record",
+        ),
+        (
+            lambda: RunConfig(
+                "m",
+                engine=EngineConfig(engine="emulator"),
+                recording=RecordingConfig(observer=Observer.CUPTI),
+            ),
+            "the emulated engine has no CUPTI",
+        ),
         (lambda: RecordingConfig(kernels=("",)), "--kernel: found an empty name"),
+        (
+            lambda: RecordingConfig(patch=Patch.NO_OP, record=Record.WRITES),
+            "--patch no-op: found --record writes with it",
+        ),
+        (
+            lambda: RecordingConfig(record=Record.NONE, patch_at=PatchAt.FIRST_LAUNCH_END),
+            "--patch-at first-launch-end: --record none patches nothing",
+        ),
         (lambda: RecordingConfig(injection=False), "--no-injection: .* --preload, or --no-trace"),
         (lambda: TimeLimits(ready_s=0), "--ready-timeout: found 0"),
         (lambda: TimeLimits(request_s=float("nan")), "--request-timeout: found nan"),

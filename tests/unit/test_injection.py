@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvtrace_cli.capture.injection import compose_environment, write_injector_config
-from kvtrace_cli.config import Bind, Record, RecordingConfig
+from kvtrace_cli.config import Bind, Patch, PatchAt, Record, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -114,6 +114,7 @@ def test_the_config_says_how_to_bind_and_whether_it_is_emulated(tmp_path):
 @pytest.mark.parametrize(
     ("record", "flags"),
     [
+        (Record.NONE, ("KVTRACE_CONFIG_NO_PATCH",)),
         (Record.BLOCKS, ()),
         (Record.WRITES, ("KVTRACE_CONFIG_WRITES",)),
         (Record.ALL_WRITES, ("KVTRACE_CONFIG_WRITES", "KVTRACE_CONFIG_ALL_WRITES")),
@@ -124,3 +125,20 @@ def test_the_config_says_which_stores_become_events(tmp_path, record, flags):
     write(path, RecordingConfig(record=record))
     config = abi.ffi().from_buffer(f"{abi.CONFIG_STRUCT} *", path.read_bytes())
     assert config.flags == sum(map(abi.constant, flags))
+
+
+@pytest.mark.parametrize(
+    ("recording", "flag"),
+    [
+        (
+            RecordingConfig(patch_at=PatchAt.FIRST_LAUNCH_END),
+            "KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END",
+        ),
+        (RecordingConfig(patch=Patch.NO_OP), "KVTRACE_CONFIG_NO_OP_PATCH"),
+    ],
+)
+def test_the_config_says_when_and_with_what_to_patch(tmp_path, recording, flag):
+    path = tmp_path / "config"
+    write(path, recording)
+    config = abi.ffi().from_buffer(f"{abi.CONFIG_STRUCT} *", path.read_bytes())
+    assert config.flags == abi.constant(flag)

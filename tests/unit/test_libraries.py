@@ -4,7 +4,10 @@ import pytest
 
 from kvtrace_cli.capture import libraries
 from kvtrace_cli.capture.libraries import (
+    CUPTI_INJECTOR_NAME,
+    CUPTI_NAMES,
     SANITIZER_NAME,
+    find_cupti_library,
     find_emulator_library,
     find_injector,
     find_sanitizer_library,
@@ -102,3 +105,42 @@ def test_the_emulator_is_the_one_given_or_the_packages(tmp_path):
         find_emulator_library(given)
     given.touch()
     assert find_emulator_library(given) == given
+
+
+def put_cupti(directory, name):
+    directory.mkdir(parents=True)
+    (directory / name).touch()
+    return directory / name
+
+
+@pytest.mark.parametrize("layout", ["nvidia/cu13/lib", "nvidia/cuda_cupti/lib"])
+def test_the_cupti_package_is_found_in_either_layout(nowhere, layout):
+    path = put_cupti(nowhere / "site" / layout, CUPTI_NAMES[0])
+    assert find_cupti_library(None, {}) == path
+
+
+@pytest.mark.parametrize("layout", ["extras/CUPTI/lib64", "lib64"])
+@pytest.mark.parametrize("name", CUPTI_NAMES)
+def test_the_cupti_of_a_toolkit_is_found(nowhere, layout, name):
+    path = put_cupti(nowhere / "toolkit" / layout, name)
+    assert find_cupti_library(None, {"CUDA_HOME": str(nowhere / "toolkit")}) == path
+
+
+def test_the_cupti_package_comes_before_the_toolkit(nowhere):
+    put_cupti(nowhere / "toolkit/lib64", CUPTI_NAMES[0])
+    path = put_cupti(nowhere / "site/nvidia/cu13/lib", CUPTI_NAMES[0])
+    assert find_cupti_library(None, {"CUDA_HOME": str(nowhere / "toolkit")}) == path
+
+
+def test_without_a_cupti_the_message_says_how_to_get_one(nowhere, monkeypatch):
+    monkeypatch.setattr(libraries, "_toolkits", lambda _environment: [])
+    with pytest.raises(ConfigError, match=r"install nvidia-cuda-cupti==13\.0"):
+        find_cupti_library(None, {})
+    with pytest.raises(ConfigError, match=r"--cupti-library .*no such file"):
+        find_cupti_library(nowhere / "no.so")
+
+
+def test_the_cupti_observer_says_how_it_is_built(nowhere, monkeypatch):
+    monkeypatch.setattr(libraries, "__file__", str(nowhere / "a/b/c.py"))
+    with pytest.raises(ConfigError, match="`make cupti`"):
+        find_injector(None, CUPTI_INJECTOR_NAME, "cupti")

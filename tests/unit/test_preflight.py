@@ -1,5 +1,6 @@
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from kvtrace_cli.capture.preflight import (
     run_preflight,
 )
 from kvtrace_cli.capture.vllm_version import is_supported_vllm
-from kvtrace_cli.config import EngineConfig, ExecConfig, RecordingConfig
+from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, RecordingConfig
 from kvtrace_cli.errors import ConfigError
 
 H200 = Gpu("NVIDIA H200", "580.1", 143771, 143000, "9.0")
@@ -186,3 +187,15 @@ def test_a_missing_emulator_library_says_how_to_build_it(machine):
     found = run_preflight(EngineConfig(engine="emulator"), machine, emulated=True)
     assert [one.name for one in found.failed] == ["emulator library"]
     assert "make emulator" in found.failed[0].next_step
+
+
+def test_the_cupti_observer_needs_its_own_libraries(machine, tmp_path):
+    library = tmp_path / "libcupti.so.13"
+    library.touch()
+    recording = replace(machine, observer=Observer.CUPTI, cupti_library=library)
+    found = run_preflight(EngineConfig(), recording)
+    assert (found.cupti_library, found.sanitizer_library) == (library, None)
+    library.unlink()
+    assert check(recording, "CUPTI library").status is Status.FAIL
+    recording = replace(recording, injector=None)
+    assert "libkvtrace_cupti.so" in check(recording, "injector").found

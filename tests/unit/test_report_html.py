@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import gap_scenes
 import pytest
 from builders import recorded, replays, request, seven_replays
 from rich.table import Table as RichTable
@@ -14,9 +15,12 @@ from kvtrace_cli.analysis.attribution import attribute
 from kvtrace_cli.analysis.audit import audit
 from kvtrace_cli.analysis.audit_model import AuditVerdict, Rule, RuleCount
 from kvtrace_cli.analysis.diff_model import Aspect, Diff, Difference, DiffVerdict, TimeComparison
+from kvtrace_cli.analysis.gap import gap
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.report_frames import pictures
 from kvtrace_cli.analysis.steps import step_tables
+from kvtrace_cli.dumps.recording import read_recording
+from kvtrace_cli.dumps.run_dir import open_run_dir
 from kvtrace_cli.reports.html.blocks import Cell, from_rich
 from kvtrace_cli.reports.html.charts import Scales
 from kvtrace_cli.reports.html.comparison import outcome, times_section
@@ -301,3 +305,33 @@ def test_the_facts_of_a_run():
 )
 def test_the_facts_of_other_runs(manifest, name, value):
     assert facts(manifest)[name] == value
+
+
+def test_what_ran_is_stacked_to_the_span(tmp_path):
+    blocks = recorded(
+        tmp_path / "blocks", gap_scenes.launched(), manifest=gap_scenes.SANITIZER_MANIFEST
+    )
+    seen = gap_scenes.seen()
+    for number in range(9):
+        seen.kernel(f"kernel_{number}{NASTY}", 210_000, 211_000, **gap_scenes.in_replay(1))
+    path = gap_scenes.write_seen(tmp_path / "seen", seen)
+    activities = read_recording(open_run_dir(path, allow_incomplete=False))
+    split = gap(reconcile(blocks), blocks, activities, ("a", "b"))
+    one = side(tmp_path / "side", gap_scenes.launched())
+    html = render([one], None, split)
+    assert "<script>alert" not in html
+    assert "3 replays of 2 target nodes" in Page(html).text
+    (drawn,) = [spec["data"]["parts"] for spec in specs(html) if "parts" in spec["data"]]
+    lengths = {"inside": 0.0, "between": 0.0}
+    for span, ms in zip(drawn["span"], drawn["ms"], strict=True):
+        lengths[span] += ms
+    assert lengths == pytest.approx({"inside": 0.110, "between": 0.090})
+    assert "all others" in drawn["part"]
+
+
+def test_why_nothing_could_be_split_is_said(tmp_path):
+    blocks = recorded(tmp_path / "blocks", gap_scenes.launched())
+    split = gap(reconcile(blocks), blocks, blocks, ("a", "b"))
+    text = Page(render([side(tmp_path / "side", gap_scenes.launched())], None, split)).text
+    assert "inconclusive: a and, by CUPTI, b." in text
+    assert "The second run was not observed by CUPTI" in text

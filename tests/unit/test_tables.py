@@ -47,6 +47,10 @@ def test_faults_are_all_told(tmp_path):
     assert "failed at patch_module (3)" in words
     assert "is not certain" in words
     assert "unpatched" in words
+    assert (
+        "launched before patching 0 graph-node blocks of 0 launches, 3 plain-launch blocks of 1; "
+        "none of them counts as missing"
+    ) in words
     assert "no target kernel in process 99" in words
     assert "…" not in text
 

@@ -5,7 +5,8 @@ import pytest
 from kvtrace_cli.capture.libraries import Injector
 from kvtrace_cli.capture.preflight import Preflight
 from kvtrace_cli.capture.tracing import assignments, traced_environment
-from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.config import Observer, RecordingConfig
+from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.run_dir import RunDir
 
 INJECTOR = Path("/lib/ours.so")
@@ -33,6 +34,22 @@ def test_injector_and_plugin_are_told_where_to_write(run_dir):
     assert environment["CUDA_INJECTION64_PATH"] == str(INJECTOR)
     assert environment["KVTRACE_STEPS"] == str(run_dir.raw)
     assert run_dir.injector_config.exists()
+
+
+def test_the_cupti_observer_is_told_where_its_library_is(run_dir):
+    preflight = Preflight()
+    preflight.injector = Injector(INJECTOR, 1, "build")
+    preflight.cupti_library = Path("/lib/libcupti.so.13")
+    recording = RecordingConfig(observer=Observer.CUPTI, activity_flush_ms=70)
+    environment = traced_environment({}, recording, preflight, run_dir, emulated=False)
+    assert environment["CUDA_INJECTION64_PATH"] == str(INJECTOR)
+    data = run_dir.injector_config.read_bytes()
+    config = abi.ffi().from_buffer(f"{abi.ACTIVITY_CONFIG_STRUCT} *", data)
+    assert config.magic == abi.constant("KVTRACE_ACTIVITY_CONFIG_MAGIC")
+    assert config.struct_size == len(data)
+    assert config.flush_period_ms == 70
+    assert abi.ffi().string(config.cupti_library) == b"/lib/libcupti.so.13"
+    assert abi.ffi().string(config.output_dir) == str(run_dir.raw).encode()
 
 
 def test_without_steps_the_plugin_stays_away(run_dir):

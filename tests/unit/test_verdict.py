@@ -7,6 +7,8 @@ import pytest
 from builders import Trace, flags, reconciled, request, seven_replays
 
 from kvtrace_cli.analysis.model import Verdict
+from kvtrace_cli.reports.checks import Status
+from kvtrace_cli.reports.reconcile_checks import reconcile_checks
 
 
 def assert_reason(result, text):
@@ -152,3 +154,21 @@ def test_an_emulated_run_is_marked(tmp_path):
 @pytest.mark.parametrize(("engine", "emulated"), [("emulator", True), ("vllm", False)])
 def test_an_emulated_run_that_recorded_nothing_is_marked(tmp_path, engine, emulated):
     assert reconciled(tmp_path, manifest={"engine": engine}).emulated is emulated
+
+
+@pytest.mark.parametrize(
+    ("flag", "option"), [("NO_PATCH", "--record none"), ("NO_OP_PATCH", "--patch no-op")]
+)
+def test_a_run_without_events_by_design_is_inconclusive_and_says_only_that(tmp_path, flag, option):
+    trace = Trace(changes={"flags": flags("CLOSED", flag)})
+    trace.plain((6, 1, 1), launch_flags=0)
+    seen = {"event": "target_not_patched", "name": "k", "by_design": True}
+    result = reconciled(tmp_path, trace, journal_lines=[seen])
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert not result.records_blocks
+    (reason,) = result.reasons
+    assert option in reason
+    assert {check.status for check in reconcile_checks(result)} <= {
+        Status.INCONCLUSIVE,
+        Status.PASSED,
+    }

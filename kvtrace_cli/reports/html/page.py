@@ -14,11 +14,13 @@ from markupsafe import Markup
 
 from kvtrace_cli import __version__
 from kvtrace_cli.analysis.diff_model import Diff
+from kvtrace_cli.analysis.gap_model import Gap
 from kvtrace_cli.reports.html import BEGINNING
 from kvtrace_cli.reports.html.blocks import Section
 from kvtrace_cli.reports.html.cards import cards
 from kvtrace_cli.reports.html.comparison import diff_section, times_section
 from kvtrace_cli.reports.html.facts import run_section
+from kvtrace_cli.reports.html.gap import gap_section
 from kvtrace_cli.reports.html.sections import sections
 from kvtrace_cli.reports.html.side import Side
 
@@ -26,12 +28,13 @@ from kvtrace_cli.reports.html.side import Side
 _SNIPPET: Final = "window.vegaEmbed = vegaEmbed;"
 
 
-def render(sides: Sequence[Side], diff: Diff | None = None) -> str:
+def render(sides: Sequence[Side], diff: Diff | None = None, gap: Gap | None = None) -> str:
     """Return the report of one run, or of two, as a self-contained HTML page.
 
     Args:
         sides: the run; and the one it is held against, before it.
         diff: what differs between the two, if that was found out.
+        gap: what ran inside replays and between them, if a run of CUPTI tells.
     """
     environment = Environment(
         loader=PackageLoader("kvtrace_cli.reports.html"),
@@ -46,7 +49,7 @@ def render(sides: Sequence[Side], diff: Diff | None = None) -> str:
         beginning=Markup(BEGINNING),  # noqa: S704 - a constant of ours
         title=_title(sides, diff),
         cards=list(cards(sides, diff)),
-        sections=_sections(sides, diff),
+        sections=_sections(sides, diff, gap),
         style=_own("style.css"),
         scripts=scripts,
         policy=_policy(scripts),
@@ -60,12 +63,14 @@ def _title(sides: Sequence[Side], diff: Diff | None) -> str:
     return " against ".join(side.name for side in reversed(sides))
 
 
-def _sections(sides: Sequence[Side], diff: Diff | None) -> list[Section]:
+def _sections(sides: Sequence[Side], diff: Diff | None, gap: Gap | None) -> list[Section]:
     found = [run_section(sides), *sections(sides)]
     # What was compared has both medians beside the interval of their change.
     if not (diff and diff.times):
         names = [section.anchor for section in found]
         found.insert(names.index("timeline"), times_section(sides))
+    if gap:
+        found.insert([section.anchor for section in found].index("slots"), gap_section(gap))
     if diff:
         found.insert(1, diff_section(diff))
     return found
