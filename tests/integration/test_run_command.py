@@ -170,7 +170,7 @@ def test_a_failed_run_exits_3_and_can_still_be_read(here):
         (["--capture-sizes", "1,two"], "--capture-sizes: found '1,two'"),
         (["--engine", "other"], "--engine: found other, expected one of vllm"),
         (["--max-tokens", "many"], "--max-tokens"),
-        (["--record", "reads"], "'reads' is not one of 'blocks', 'writes', 'all-writes'"),
+        (["--record", "reads"], "'reads' is not one of 'none', 'blocks', 'writes', 'all-writes'"),
         (["--concurrency", "0"], "--concurrency: found 0, expected 1 or more"),
         (["--max-num-seqs", "0"], "--max-num-seqs: found 0, expected 1 or more"),
         (["--requests", "none.jsonl"], "--requests none.jsonl: cannot be read"),
