@@ -36,7 +36,7 @@ run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weight
 	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy $$options
 
 test: lint $(INJECTOR) $(EMULATOR) $(CUPTI) ## Everything that needs no GPU: lint, types, native and Python tests
-	$(PY) -m pytest -q -m "not gpu and not vllm and not browser"
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not gpu and not vllm and not browser"
 
 test-browser: $(INJECTOR) $(EMULATOR) ## The HTML report in a headless Chromium (installs it)
 	scripts/install_chromium.sh
