@@ -7,11 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from kvtrace_cli import console
-from kvtrace_cli.analysis.attribution import attribute
-from kvtrace_cli.analysis.facts import run_facts
+from kvtrace_cli.analysis.facts import conclude
 from kvtrace_cli.analysis.model import Attribution, Reconciliation, Verdict
-from kvtrace_cli.analysis.reconcile import reconcile as reconcile_recording
-from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.commands.output_options import (
     GithubOption,
     JunitOption,
@@ -77,10 +74,8 @@ def reconcile_run(run_dir: Path, *, allow_incomplete: bool, outputs: Outputs) ->
     with outputs.errors_told():
         opened = open_run_dir(run_dir, allow_incomplete=allow_incomplete)
         recording = read_recording(opened)
-        result = reconcile_recording(recording)
-        tables = step_tables(recording)
-        attribution = attribute(result, recording, tables)
-        facts = run_facts(result, attribution, recording, tables)
+        found_out = conclude(recording)
+    result, attribution, facts = found_out.result, found_out.attribution, found_out.facts
     _write_summary(opened, summary_document(result, attribution, recording.manifest, facts))
     if outputs.as_json:
         document = {"run_dir": str(run_dir)} | report_document(

@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace_cli import console
-from kvtrace_cli.analysis.attribution import attribute
-from kvtrace_cli.analysis.facts import run_facts
-from kvtrace_cli.analysis.reconcile import reconcile
+from kvtrace_cli.analysis.facts import conclude
 from kvtrace_cli.analysis.run_facts import Summary, fault_in
-from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir, open_run_dir
 from kvtrace_cli.dumps.summary import SCHEMA_VERSION, damaged, read_document, summary_of
@@ -63,11 +60,10 @@ def _reconciled(run_dir: RunDir, found: str) -> dict[str, Any]:
     console.err.print(message, markup=False, soft_wrap=True)
     opened = open_run_dir(run_dir.path, allow_incomplete=True)
     recording = read_recording(opened)
-    result = reconcile(recording)
-    tables = step_tables(recording)
-    attribution = attribute(result, recording, tables)
-    facts = run_facts(result, attribution, recording, tables)
-    document = summary_document(result, attribution, recording.manifest, facts)
+    found_out = conclude(recording)
+    document = summary_document(
+        found_out.result, found_out.attribution, recording.manifest, found_out.facts
+    )
     # The same as if it were read back: tuples become lists.
     plain: dict[str, Any] = json.loads(json.dumps(document))
     return plain
