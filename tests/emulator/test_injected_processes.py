@@ -79,14 +79,16 @@ def test_killed_at_random_moments_nothing_drained_is_lost_or_torn(tmp_path):
         process = subprocess.Popen(
             [build("plain").cases, "endless"], env=environment, stdout=subprocess.PIPE, text=True
         )
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(chance.uniform(0, 0.03))
-        event_path, launch_path = run_dir.event_files()[0], run_dir.launch_files()[0]
-        promised = [read_events(event_path).header.record_count]
-        promised.append(read_launches(launch_path).header.record_count)
-        time.sleep(chance.uniform(0, 0.01))
-        process.kill()
-        process.wait()
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0, 0.03))
+            event_path, launch_path = run_dir.event_files()[0], run_dir.launch_files()[0]
+            promised = [read_events(event_path).header.record_count]
+            promised.append(read_launches(launch_path).header.record_count)
+            time.sleep(chance.uniform(0, 0.01))
+        finally:
+            process.kill()
+            process.wait()
         process.stdout.close()
         events, launches = read_events(event_path), read_launches(launch_path)
         assert events.records.height >= promised[0]
