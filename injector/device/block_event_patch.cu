@@ -2,6 +2,11 @@
  * The device callbacks, built as a Sanitizer tools patch: at most 24 registers, no shared memory.
  *
  * Always success: anything else would end the warp.
+ *
+ * Every thread of every block calls, so what counts first is what a thread runs that is not its
+ * block's first one. A callback that needs more than the 14 registers that are its own saves the
+ * others in local memory as it begins, for every thread: scripts/count_device_instructions.py
+ * tells. -maxrregcount says what is the limit anyway, and has the compiler care.
  */
 #include "platform_cuda.h"
 

@@ -45,17 +45,17 @@ inline uint64_t atomic_increment(uint64_t *word) {
 }
 inline void increment_mapped(uint64_t *word) { __atomic_fetch_add(word, 1, __ATOMIC_RELAXED); }
 
+inline uint64_t load_constant(const uint64_t *word) { return *word; }
+inline uint32_t load_constant(const uint32_t *word) { return *word; }
+
+inline void keep_in_memory(const void *) {}
+
 /* A host has no 16-byte store that is one for every reader, so each tag follows its part. */
-inline void store_event(kvtrace_block_event *slot, const kvtrace_block_event &event) {
-    const auto put = [&](size_t part, uint16_t *tag) {
-        std::memcpy(reinterpret_cast<char *>(slot) + 16 * part,
-                    reinterpret_cast<const char *>(&event) + 16 * part, 14);
-        __atomic_store_n(tag, event.tag0, __ATOMIC_RELEASE);
-    };
-    put(0, &slot->tag0);
-    put(1, &slot->tag1);
-    put(2, &slot->tag2);
-    put(3, &slot->tag3);
+inline void store_part(kvtrace_block_event *slot, const kvtrace_block_event &event, int part) {
+    uint16_t *tags[] = {&slot->tag0, &slot->tag1, &slot->tag2, &slot->tag3};
+    std::memcpy(reinterpret_cast<char *>(slot) + 16 * part,
+                reinterpret_cast<const char *>(&event) + 16 * part, 14);
+    __atomic_store_n(tags[part], event.tag0, __ATOMIC_RELEASE);
 }
 
 } // namespace kvtrace_platform

@@ -77,7 +77,9 @@ enum kvtrace_config_flag {
     /* Patch nothing: launch records only, to measure what the host callbacks cost. */
     KVTRACE_CONFIG_NO_PATCH = 64,
     /* Patch with a device callback that returns at once, to measure what being called costs. */
-    KVTRACE_CONFIG_NO_OP_PATCH = 128
+    KVTRACE_CONFIG_NO_OP_PATCH = 128,
+    /* Do as the switch file says: record, or let launches pass. Not together with NO_STAMPS. */
+    KVTRACE_CONFIG_SWITCHED = 256
 };
 
 enum kvtrace_file_flag {
@@ -122,6 +124,7 @@ enum kvtrace_failure_site {
     KVTRACE_SITE_TABLE_FULL = 16,
     KVTRACE_SITE_EXCEPTION = 17,
     KVTRACE_SITE_SYNCHRONIZE = 18,
+    KVTRACE_SITE_OPEN_SWITCH = 19,
     /* Of the CUPTI observer. */
     KVTRACE_SITE_LOAD_CUPTI = 40,
     KVTRACE_SITE_ENABLE_ACTIVITY = 41,
@@ -270,6 +273,14 @@ typedef struct {
     /* Base names of target kernels, such as reshape_and_cache_flash_kernel. */
     char targets[KVTRACE_MAX_TARGETS][KVTRACE_NAME_BYTES];
 } kvtrace_config;
+
+/* The file kvtrace.switch in the output directory, which the launcher writes and the injector maps
+ * if KVTRACE_CONFIG_SWITCHED is set. */
+typedef struct {
+    /* Raised by one to switch: even, record; odd, do not. The journal's recording_switched repeats
+     * it once it holds for every launch that is yet to come. */
+    uint64_t turn;
+} kvtrace_switch;
 
 /*
  * What the device callback gets as its userdata pointer: constant, in device memory that lives as

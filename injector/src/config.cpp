@@ -44,6 +44,10 @@ const char *first_fault(const kvtrace_config &config) {
     if (!has_valid_targets(config)) {
         return "no usable target kernel name";
     }
+    constexpr uint32_t both = KVTRACE_CONFIG_SWITCHED | KVTRACE_CONFIG_NO_STAMPS;
+    if ((config.flags & both) == both) {
+        return "a recording that is switched needs stamps, which bind each replay anew";
+    }
     return nullptr;
 }
 

@@ -76,6 +76,7 @@ bool fill_device(Injector *self, CUcontext handle, const ContextMemory &memory) 
         records[i].kernel_slot = i < kMaxKernelSlots ? i : KVTRACE_KERNEL_SLOT_FROM_PC;
         records[i].launch_stamp = i < kMaxKernelSlots ? 0 : i - kMaxKernelSlots;
     }
+    records[kMaxKernelSlots].magic = 0; /* Context::for_nothing */
     const size_t bytes = sizeof(kvtrace_callback_data) * kCallbackDataCount;
     Sanitizer_StreamHandle stream = nullptr;
     const bool filled =

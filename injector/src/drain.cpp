@@ -101,11 +101,22 @@ size_t drain_once(Injector *self) {
     return total;
 }
 
+void follow_switch(Injector *self) {
+    RecordingSwitch *asked = &self->recording_switch;
+    if (asked->follow()) {
+        JournalLine line("recording_switched");
+        line.add("turn", asked->turn()).add("recording", !asked->is_off());
+        line.add("launches_passed", asked->launches_passed());
+        self->journal.write(line.add("blocks_passed", asked->blocks_passed()));
+    }
+}
+
 void *drain_loop(void *argument) {
     Injector *self = static_cast<Injector *>(argument);
     const uint32_t longest = std::max(self->config.drain_interval_us, kShortestSleepUs);
     uint32_t pause = kShortestSleepUs;
     while (!stop_requested.load(std::memory_order_acquire)) {
+        follow_switch(self);
         pause = drain_once(self) > 0 ? kShortestSleepUs : std::min(pause * 2, longest);
         sleep_us(pause);
     }
@@ -151,7 +162,12 @@ void close_launches(Injector *self) {
     JournalLine line("launches_ended");
     line.add("launches_written", self->launch_file.record_count());
     line.add("launches_dropped", self->launches.dropped_count());
-    self->journal.write(line.add("blocks_of_dropped", self->launches.dropped_blocks()));
+    line.add("blocks_of_dropped", self->launches.dropped_blocks());
+    if (self->has_flag(KVTRACE_CONFIG_SWITCHED)) {
+        line.add("launches_passed", self->recording_switch.launches_passed());
+        line.add("blocks_passed", self->recording_switch.blocks_passed());
+    }
+    self->journal.write(line);
     self->launch_file.add_flags(KVTRACE_FILE_CLOSED);
     publish(&self->launch_file, self->launches.dropped_count());
 }

@@ -15,6 +15,7 @@
 #include "journal.h"
 #include "launch_ring.h"
 #include "record_file.h"
+#include "recording_switch.h"
 #include "sanitizer_api.h"
 
 namespace kvtrace {
@@ -50,6 +51,8 @@ struct Context {
     const kvtrace_callback_data *for_stamp(uint32_t stamp) const {
         return callback_data + kMaxKernelSlots + stamp;
     }
+    /* With it the device callback returns at once. */
+    const kvtrace_callback_data *for_nothing() const { return for_stamp(0); }
 };
 
 /* A module with a target that is to be patched once a target was launched. */
@@ -83,6 +86,7 @@ struct Injector {
 
     LaunchRing launches;
     RecordFile launch_file;
+    RecordingSwitch recording_switch;
     std::atomic<uint32_t> process_flags{0};
     std::atomic<uint32_t> end_state{0};
 

@@ -26,6 +26,8 @@ struct Replay {
     CUcontext context_handle = nullptr;
     const Context *context = nullptr;
     bool is_upload = false;
+    /* Recording was switched off when the first target node came: all of them pass. */
+    bool is_passed = false;
 };
 
 /* One object, so that a callback looks the thread's storage up once. */
@@ -65,6 +67,7 @@ void meet_target(Injector *self, Replay *replay, const Sanitizer_GraphNodeLaunch
         replay->launch_id = node.launchId;
         replay->step_stamp = current_step_stamp();
         replay->host_monotonic_ns = host_monotonic_ns();
+        replay->is_passed = self->recording_switch.is_off();
     }
     if (replay->context_handle != node.launchData.context) {
         replay->context_handle = node.launchData.context;
@@ -111,6 +114,18 @@ kvtrace_launch_record make_record(const Sanitizer_LaunchData &launch, uint32_t k
     return record;
 }
 
+/* Let a launch of a target pass without a record: its blocks must leave no event either. */
+void pass_launch(Injector *self, const Sanitizer_LaunchData &launch, const Context *context,
+                 bool is_patched) {
+    if (is_patched && context != nullptr && self->records_blocks()) {
+        check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
+                                                 context->for_nothing()),
+              KVTRACE_SITE_BIND_LAUNCH, "nothing to record");
+    }
+    self->recording_switch.count_passed(uint64_t{launch.gridDim_x} * launch.gridDim_y *
+                                        launch.gridDim_z);
+}
+
 void append(Injector *self, const kvtrace_launch_record &record) {
     self->launches.append(record);
     launch_appended(self);
@@ -124,6 +139,10 @@ void plain_launch(Injector *self, const Sanitizer_LaunchData &launch) {
         return;
     }
     const Context *context = find_context(self, launch.context);
+    if (self->recording_switch.is_off()) {
+        pass_launch(self, launch, context, info.is_patched);
+        return;
+    }
     kvtrace_launch_record record = make_record(launch, info.kernel_slot, context);
     record.launch_kind = KVTRACE_LAUNCH_PLAIN;
     record.host_monotonic_ns = host_monotonic_ns();
@@ -177,6 +196,10 @@ void graph_node_launch(Injector *self, const Sanitizer_GraphNodeLaunchData &node
         return;
     }
     meet_target(self, replay, node);
+    if (replay->is_passed) {
+        pass_launch(self, launch, replay->context, info.is_patched);
+        return;
+    }
     kvtrace_launch_record record = make_record(launch, info.kernel_slot, replay->context);
     record.launch_kind = KVTRACE_LAUNCH_GRAPH_NODE;
     record.graph_exec = as_number(node.graphExec);

@@ -36,6 +36,15 @@ bool create_files(Injector *self) {
     return true;
 }
 
+/* Without its file everything is recorded, and who switches sees no turn taken. */
+void open_switch(Injector *self) {
+    char path[KVTRACE_PATH_BYTES + 64];
+    std::snprintf(path, sizeof(path), "%s/kvtrace.switch", self->config.output_dir);
+    if (self->has_flag(KVTRACE_CONFIG_SWITCHED) && !self->recording_switch.open(path)) {
+        record_failure(KVTRACE_SITE_OPEN_SWITCH, static_cast<uint32_t>(errno), path);
+    }
+}
+
 } // namespace
 
 kvtrace_file_header make_file_header(const Injector &self) {
@@ -70,7 +79,11 @@ bool set_up_process(Injector *self) {
         return false;
     }
     pthread_atfork(nullptr, nullptr, stop_recording_in_forked_child);
-    return create_files(self) && start_drain(self);
+    if (!create_files(self)) {
+        return false;
+    }
+    open_switch(self);
+    return start_drain(self);
 }
 
 } // namespace kvtrace

@@ -2,15 +2,24 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log, pi, sqrt, tan
 from statistics import NormalDist, fmean, median
 from typing import Final
 
-from kvtrace_cli.analysis.overhead_model import Bar, BarVerdict, Cost, Drift, Overhead, Sample
+from kvtrace_cli.analysis.overhead_model import (
+    CLEAN,
+    Bar,
+    BarVerdict,
+    Cost,
+    Drift,
+    Overhead,
+    Sample,
+)
 
-CLEAN: Final = "clean"
+# An arm whose server is also asked with recording off, and what those rounds are called.
+OFF_OF: Final = {"switched": "switched off"}
 # What block entries may cost, percent, by the beginning of the figure's name: issue 6.
 BARRED_ARM: Final = "blocks"
 BARS: Final = {"ITL,": 0.5, "prefill TTFT,": 1.0}
@@ -35,7 +44,9 @@ def overhead(samples: Sequence[Sample], arms: Sequence[str], *, judge: bool = Tr
     Returns:
         A cost for each figure, in the order of the samples, and each arm that has it. A change is
         that against the clean server of the same group and round, or of the same start and round
-        if its group has none; a sample without such a partner changes nothing.
+        if its group has none; a sample without such a partner changes nothing. Rounds of a server
+        that is switched are compared with those of it while recording was off, and these with the
+        clean ones.
 
     Method: a slope over time that all servers of a group share is taken out first, where it is
     significant at 1 %. A start's change is the median over its rounds; an arm's is the mean of its
@@ -51,19 +62,30 @@ def overhead(samples: Sequence[Sample], arms: Sequence[str], *, judge: bool = Tr
     for figure, found in by_figure.items():
         level, taken = _without_drift(found)
         drifts += taken
-        for arm in arms:
-            costs += _cost(figure, arm, level)
+        for arm, against in _compared(arms, {one.arm for one in level}):
+            costs += _cost(figure, arm, against, level)
     bars = tuple(_bars(costs)) if judge else ()
     return Overhead(tuple(costs), tuple(drifts), bars)
 
 
-def _cost(figure: str, arm: str, samples: Sequence[Sample]) -> Iterator[Cost]:
+def _compared(arms: Sequence[str], found: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each arm and what it is compared with; what a figure lacks is compared with nothing."""
+    for arm in arms:
+        off = OFF_OF.get(arm, arm)
+        if off != arm and off in found:
+            yield off, CLEAN
+            yield arm, off
+        else:
+            yield arm, CLEAN
+
+
+def _cost(figure: str, arm: str, against: str, samples: Sequence[Sample]) -> Iterator[Cost]:
     """Yield what a figure of an arm comes to, unless the arm has no such figure."""
     values = [one.value for one in samples if one.arm == arm]
     if not values:
         return
     cost = Cost(figure, arm, median(values))
-    changes = changes_by_start(samples, arm) if arm != CLEAN else {}
+    changes = changes_by_start(samples, arm, against) if arm != CLEAN else {}
     if not changes:
         yield cost
         return
@@ -72,6 +94,7 @@ def _cost(figure: str, arm: str, samples: Sequence[Sample]) -> Iterator[Cost]:
     low, high = interval(ordered) or (None, None)
     yield replace(
         cost,
+        against=against,
         change_percent=fmean(starts),
         low_percent=low,
         high_percent=high,
@@ -79,23 +102,25 @@ def _cost(figure: str, arm: str, samples: Sequence[Sample]) -> Iterator[Cost]:
     )
 
 
-def changes_by_start(samples: Sequence[Sample], arm: str) -> dict[int, list[float]]:
-    """Return {start: the change of each round in percent of the clean server}."""
+def changes_by_start(
+    samples: Sequence[Sample], arm: str, against: str = CLEAN
+) -> dict[int, list[float]]:
+    """Return {start: the change of each round in percent of that of `against`}."""
     beside: dict[tuple[int, int, int], float] = {}
     same_start: dict[tuple[int, int], float] = {}
     for one in samples:
-        if one.arm == CLEAN:
+        if one.arm == against:
             beside[one.start, one.group, one.round] = one.value
             same_start.setdefault((one.start, one.round), one.value)
     changes: dict[int, list[float]] = defaultdict(list)
     for one in samples:
         if one.arm != arm:
             continue
-        clean = beside.get(
+        partner = beside.get(
             (one.start, one.group, one.round), same_start.get((one.start, one.round))
         )
-        if clean is not None:
-            changes[one.start].append((one.value / clean - 1) * _PERCENT)
+        if partner is not None:
+            changes[one.start].append((one.value / partner - 1) * _PERCENT)
     return dict(changes)
 
 

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+# The arm without kvtrace, which the others are held against.
+CLEAN: Final = "clean"
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,9 @@ class Cost:
 
     Args:
         median: of all its values.
-        change_percent: mean over the starts of the middle round's change against the clean server
-            beside it; null for the clean arm.
+        against: the arm that it is compared with; null for the clean one.
+        change_percent: mean over the starts of the middle round's change against that of the server
+            beside it, or of the same server; null for the clean arm.
         low_percent, high_percent: its 95 % interval; null with one start, which cannot tell how
             starts differ.
         starts_percent: that of each start, in their order.
@@ -63,6 +68,7 @@ class Cost:
     low_percent: float | None = None
     high_percent: float | None = None
     starts_percent: tuple[float, ...] = ()
+    against: str | None = None
 
 
 @dataclass(frozen=True)

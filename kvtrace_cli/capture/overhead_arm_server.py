@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,15 +10,17 @@ from kvtrace_cli.capture.client import EngineClient, RequestRecord
 from kvtrace_cli.capture.engine import Engine
 from kvtrace_cli.capture.live import LiveCounters, read_counters
 from kvtrace_cli.capture.model import Model
-from kvtrace_cli.capture.overhead_arms import Arm
+from kvtrace_cli.capture.overhead_arms import SWITCHED_OFF, Arm
 from kvtrace_cli.capture.overhead_file import BatchTimes, RoundTimes, ServerFacts
 from kvtrace_cli.capture.overhead_memory import used_gpu_mib
 from kvtrace_cli.capture.overhead_plan import ALONE_REQUESTS, PREFILLS, OverheadPlan
 from kvtrace_cli.capture.preflight import Preflight
 from kvtrace_cli.capture.processes import RUN_VARIABLE, ProcessTree
+from kvtrace_cli.capture.recording_switch import RecordingSwitch
 from kvtrace_cli.capture.sending import Sending
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination
+from kvtrace_cli.capture.torch_profiler import TorchProfiler
 from kvtrace_cli.capture.tracing import traced_environment
 from kvtrace_cli.config import RecordingConfig, RequestSpec, RunConfig
 from kvtrace_cli.dumps.run_dir import RunDir
@@ -62,6 +64,8 @@ class ArmServer:
         self._start, self._group = start, group
         self._port = free_port()
         self._client = EngineClient(self._port, setting.model.served_name, self._limits)
+        self._switch = RecordingSwitch(run_dir.raw)
+        self._profiler = TorchProfiler(self._client, run_dir.path / "traces")
         self._server: Server | None = None
         self._begin = 0.0
         self._next_index = 0
@@ -91,6 +95,10 @@ class ArmServer:
         setting = self._setting
         self._run_dir.raw.mkdir(parents=True)
         command = setting.engine.command(setting.config, setting.model, self._port)
+        if self._arm.is_switched:
+            self._switch.create()
+        if self._arm.profiled:
+            command += self._profiler.arguments()
         environment = self._environment(base) | dict(self._arm.environment)
         with deferred_termination():
             self._begin = time.monotonic()
@@ -143,18 +151,36 @@ class ArmServer:
         if self._facts is not None and not self._setting.engine.is_emulated:
             self._facts = replace(self._facts, gpu_memory_mib=used_gpu_mib(self._pids()))
 
-    def ask_round(self, number: int, origin: float) -> RoundTimes:
-        """Do one round.
+    def ask_round(self, number: int, origin: float) -> tuple[RoundTimes, ...]:
+        """Do one round: of a switched recording twice, in the other order each second time.
 
         Args:
             number: of the round, from 1.
             origin: time.monotonic() of the start's first round.
 
         Raises:
-            RunFailedError: an answer was wrong.
+            RunFailedError: an answer was wrong, or the server does not do what its arm needs.
         """
+        if self._arm.is_switched:
+            return tuple(self._ask_switched(number, origin, on=on) for on in _turns(number))
+        if not self._arm.profiled:
+            return (self._ask_once(number, origin, self.name),)
+        self._demand(lambda: self._profiler.begin(self._limits.request_s))
+        times = self._ask_once(number, origin, self.name)
+        self._demand(lambda: self._profiler.end(self._limits.ready_s))
+        return (times,)
+
+    def _ask_switched(self, number: int, origin: float, *, on: bool) -> RoundTimes:
+        limits = self._limits
+        self._demand(
+            lambda: self._switch.set(on=on, patience_s=limits.drain_s, poll_s=limits.poll_s)
+        )
+        return self._ask_once(number, origin, self.name if on else SWITCHED_OFF)
+
+    def _ask_once(self, number: int, origin: float, name: str) -> RoundTimes:
+        """Ask for all figures; `name` is what the times are kept as."""
         plan = self._setting.plan
-        seed = f"{self._start} {number}"
+        seed = f"{self._start} {number}" + (" off" if name == SWITCHED_OFF else "")
         self._ask(plan.decode(f"{seed} warm-up", 1), 1)
         begin = time.monotonic()
         batches = tuple(self._batch(size, f"{seed} {size}") for size in plan.batches)
@@ -163,7 +189,7 @@ class ArmServer:
             start=self._start,
             group=self._group,
             round=number,
-            arm=self.name,
+            arm=name,
             begin_s=round(begin - origin, _DIGITS),
             batches=batches,
             prefill_ttft_ms=tuple(_first_token_ms(record) for record in prefills),
@@ -235,6 +261,13 @@ class ArmServer:
                 )
         return records
 
+    def _demand(self, does: Callable[[], None]) -> None:
+        """Have something done, and say whose it was if it fails."""
+        try:
+            does()
+        except RunFailedError as error:
+            raise self._failure(f"{error}; {self._running().log.tail()}") from error
+
     def _pids(self) -> set[int]:
         tree = ProcessTree(self._running().pid, f"{RUN_VARIABLE}={self._run_dir.path}")
         return {process.pid for process in tree.look()}
@@ -251,6 +284,11 @@ class ArmServer:
 def server_dir(out: Path, start: int, group: int, arm: str) -> RunDir:
     """Return where one server runs and keeps its log; absolute, and its own."""
     return RunDir(out.absolute() / f"start-{start}-{group}" / arm)
+
+
+def _turns(number: int) -> tuple[bool, bool]:
+    """Return whether recording is on, first and then, so that neither is always first."""
+    return (False, True) if number % 2 else (True, False)
 
 
 def _first_token_ms(record: RequestRecord) -> float:

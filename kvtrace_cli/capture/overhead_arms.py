@@ -9,6 +9,9 @@ from kvtrace_cli.config import Observer, Patch, Record, RecordingConfig
 from kvtrace_cli.errors import ConfigError
 
 CLEAN: Final = "clean"
+SWITCHED: Final = "switched"
+# What the rounds of it with recording off are called.
+SWITCHED_OFF: Final = "switched off"
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Arm:
         recording: what kvtrace records; null: nothing, and the injector is not loaded.
         prefix: a program, and its arguments, that starts the server's command.
         environment: variables of the server's.
+        profiled: whether vLLM's own profiler runs during the rounds.
         lacks: says what it needs and this machine has not, given whether the engine is emulated;
             null if it can be measured.
     """
@@ -30,11 +34,21 @@ class Arm:
     recording: RecordingConfig | None = None
     prefix: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    profiled: bool = False
     lacks: Callable[[bool], str | None] = lambda _emulated: None
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether each round is asked twice, with recording off and on."""
+        return self.recording is not None and self.recording.switched
 
 
 def _lacks_cupti(emulated: bool) -> str | None:
     return "the emulated engine has no CUPTI" if emulated else None
+
+
+def _lacks_profiler(emulated: bool) -> str | None:
+    return "the emulated engine has no torch profiler" if emulated else None
 
 
 def _lacks_memcheck(emulated: bool) -> str | None:
@@ -60,6 +74,11 @@ ARMS: Final = {
             RecordingConfig(patch=Patch.NO_OP, steps=False),
         ),
         Arm("blocks", "block entries, no engine plug-in", RecordingConfig(steps=False)),
+        Arm(
+            SWITCHED,
+            "block entries, switched off and on within one server",
+            RecordingConfig(switched=True, steps=False),
+        ),
         Arm("steps", "block entries and engine plug-in", RecordingConfig()),
         Arm("writes", "stores too", RecordingConfig(record=Record.WRITES)),
         Arm(
@@ -67,6 +86,12 @@ ARMS: Final = {
             "the CUPTI observer: when each kernel ran",
             RecordingConfig(observer=Observer.CUPTI, steps=False),
             lacks=_lacks_cupti,
+        ),
+        Arm(
+            "torch-profiler",
+            "vLLM's own torch profiler, without kvtrace",
+            profiled=True,
+            lacks=_lacks_profiler,
         ),
         Arm(
             "memcheck",

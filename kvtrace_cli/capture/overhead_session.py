@@ -231,7 +231,7 @@ class _Session:
                 self._progress.phase(f"{said}: round {turn} of {plan.rounds}")
                 for name in plan.order(group, start, turn):
                     answered = servers[name].ask_round(turn, origin)
-                    rounds = (*self._measured.rounds, answered)
+                    rounds = (*self._measured.rounds, *answered)
                     self._measured = replace(self._measured, rounds=rounds)
                 self._save()
         finally:

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtrace_cli.analysis.overhead_model import BarVerdict, Cost, Drift, Overhead
+from kvtrace_cli.analysis.overhead_model import CLEAN, BarVerdict, Cost, Drift, Overhead
 from kvtrace_cli.reports.cells import new_table
 
 _STYLES = {
@@ -47,13 +47,19 @@ def _costs_table(title: str, costs: Sequence[Cost]) -> Table:
         change = "" if cost.change_percent is None else f"{cost.change_percent:+.2f} %"
         table.add_row(
             cost.figure if cost.figure != before else "",
-            cost.arm,
+            _arm_of(cost),
             f"{cost.median:,.3f}",
             change,
             _interval(cost) if change else "",
         )
         before = cost.figure
     return table
+
+
+def _arm_of(cost: Cost) -> str:
+    """Return the arm's name; all but the clean one are compared with it unless it says more."""
+    is_usual = cost.against in (None, CLEAN)
+    return cost.arm if is_usual else f"{cost.arm}, against {cost.against}"
 
 
 def _interval(cost: Cost) -> str:

@@ -62,14 +62,22 @@ extern "C" int nanosleep(const timespec *time, timespec *left) {
 
 namespace {
 
-void sleep_a_little() { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+/* Wait for the drain thread; a program in which none runs ends with an error. */
+void wait_until(const std::function<bool()> &condition) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!condition()) {
+        if (std::chrono::steady_clock::now() - begin > std::chrono::minutes(1)) {
+            std::fprintf(stderr, "emulator_cases: the injector's drain thread never came\n");
+            std::exit(10);
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+}
 
 /* From here on nothing leaves the rings, until let_drain(). */
 void hold_drain() {
     drain_is_held.store(true);
-    while (!drain_is_parked.load()) {
-        sleep_a_little();
-    }
+    wait_until([] { return drain_is_parked.load(); });
 }
 
 void let_drain() { drain_is_held.store(false); }
@@ -77,9 +85,7 @@ void let_drain() { drain_is_held.store(false); }
 /* Until the drain thread has looked at all that was there at the call. */
 void wait_for_drain() {
     const uint64_t begin = drain_sleeps.load();
-    while (drain_sleeps.load() < begin + 2) {
-        sleep_a_little();
-    }
+    wait_until([begin] { return drain_sleeps.load() >= begin + 2; });
 }
 
 using Context = kvtrace_emu_context *;
@@ -566,6 +572,32 @@ void step_stamps() {
     std::thread([&] { launch_target(stream); }).join();
 }
 
+/* The file that the launcher writes; the injector has looked at it when this returns. */
+void set_switch(uint64_t turn) {
+    const char *path = std::getenv("KVTRACE_TEST_SWITCH");
+    std::FILE *file = std::fopen(path != nullptr ? path : "", "r+b");
+    CHECK(file == nullptr || std::fwrite(&turn, sizeof(turn), 1, file) != 1 ? 1 : 0);
+    std::fclose(file);
+    wait_for_drain();
+}
+
+/* Five turns of the same launches, of which every second is let pass; nothing waits for them. */
+void switched() {
+    const Stream stream = new_stream();
+    launch_target(stream);
+    Exec bare = captured_body(stream, Between::kNothing, true);
+    Exec mixed = captured_body(stream, Between::kMemset, true);
+    for (uint64_t turn = 0; turn < 5; ++turn) {
+        set_switch(turn);
+        launch_target(stream, 3);
+        launch_neighbour(stream);
+        replay(bare, stream, 2);
+        launch(stream, device.target_b, 2);
+        replay(mixed, stream, 1);
+        std::thread([&] { replay(bare, stream, 1); }).join();
+    }
+}
+
 /* Runs until it is killed. */
 void endless() {
     Stream stream = new_stream();
@@ -841,6 +873,7 @@ const std::map<std::string, std::function<void()>> kCases = {
     {"many_stores", many_stores},
     {"refused_writes", refused_writes},
     {"step_stamps", step_stamps},
+    {"switched", switched},
 };
 
 /* These print the truth themselves and never return. */

@@ -507,6 +507,42 @@ void stores_many() {
     one.tell();
 }
 
+/* Ask the injector for a turn, if it was told to follow a file, and give it time to see it. */
+bool set_switch(unsigned long long turn) {
+    const char *path = std::getenv("KVTRACE_TEST_SWITCH");
+    std::FILE *file = path != nullptr ? std::fopen(path, "r+b") : nullptr;
+    if (file == nullptr) {
+        return false;
+    }
+    std::fwrite(&turn, sizeof(turn), 1, file);
+    std::fclose(file);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return true;
+}
+
+/* Five turns of the same launches, of which every second is let pass; nothing waits for them. */
+void switched() {
+    constexpr int blocks_a_turn = 3 + 2 + 4 * kNodes;
+    cudaStream_t stream = new_stream();
+    launch_target(stream);
+    cudaGraphExec_t bare =
+        instantiate(capture(stream, [&] { body_of(stream, Between::kNothing, true); }));
+    cudaGraphExec_t mixed =
+        instantiate(capture(stream, [&] { body_of(stream, Between::kMemset, true); }));
+    int recorded = 1;
+    for (unsigned long long turn = 0; turn < 5; ++turn) {
+        const bool is_off = set_switch(turn) && turn % 2 != 0;
+        recorded += is_off ? 0 : blocks_a_turn;
+        launch_target(stream, 3);
+        launch_neighbour(stream);
+        replay(bare, stream, 2);
+        probe_target_b<<<2, 64, 0, stream>>>(counters);
+        replay(mixed, stream, 1);
+        std::thread([&] { replay(bare, stream, 1); }).join();
+    }
+    more_truth = ", \"recorded_blocks\": " + std::to_string(recorded);
+}
+
 const std::map<std::string, std::function<void()>> kCases = {
     {"plain", plain},
     {"plain_and_graph", plain_and_graph},
@@ -519,6 +555,7 @@ const std::map<std::string, std::function<void()>> kCases = {
     {"graph_only", graph_only},
     {"streams_2", [] { streams(2); }},
     {"streams_4", [] { streams(4); }},
+    {"streams_8", [] { streams(8); }},
     {"streams_16", [] { streams(16); }},
     {"two_threads", two_threads},
     {"two_execs", two_execs},
@@ -532,6 +569,7 @@ const std::map<std::string, std::function<void()>> kCases = {
     {"many_replays", many_replays},
     {"many_blocks", many_blocks},
     {"slow_blocks", slow_blocks},
+    {"switched", switched},
     {"stores_plain", stores_plain},
     {"stores_graph", stores_graph},
     {"stores_many", stores_many},

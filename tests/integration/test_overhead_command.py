@@ -69,7 +69,7 @@ def kept(machine):
 def test_all_arms_on_the_emulator_and_the_tables_again(tmp_path):
     out = tmp_path / "cost"
     options = ["--engine", "emulator", "--starts", "2", "--rounds", "2", "--out", str(out)]
-    options += ["--arms", "clean,callbacks,no-op,blocks,steps,writes"]
+    options += ["--arms", "clean,callbacks,no-op,blocks,switched,steps,writes"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
     done = run([*COMMAND, *SMALL, *options, "--", "--pass-ms", "2"], environment)
     assert done.returncode == 0, done.stderr
@@ -78,16 +78,20 @@ def test_all_arms_on_the_emulator_and_the_tables_again(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 80
     measured = json.loads((out / "overhead.json").read_text())
     assert measured["ended"] == "complete"
-    assert len(measured["rounds"]) == 2 * 2 * 6
-    assert len(measured["servers"]) == 2 * 6
+    # A switched server is asked twice a round.
+    assert len(measured["rounds"]) == 2 * 2 * (7 + 1)
+    assert len(measured["servers"]) == 2 * 7
     recorded = {one["arm"]: (one["events"], one["dropped"]) for one in measured["servers"]}
     launches = {one["arm"]: one["launches"] for one in measured["servers"]}
     assert launches.pop("clean") is None
     assert min(launches.values()) > 0
     assert recorded["clean"] == (None, None)
     assert recorded["callbacks"] == recorded["no-op"] == (0, 0)
-    blocks, writes = recorded["blocks"], recorded["writes"]
+    blocks, writes, switched = (recorded[arm] for arm in ("blocks", "writes", "switched"))
     assert 0 < blocks[0] < writes[0]
+    assert switched[0] > 0
+    of_switched = [one["arm"] for one in measured["rounds"] if one["arm"].startswith("switched")]
+    assert of_switched == ["switched off", "switched", "switched", "switched off"] * 2
     assert (blocks[1], writes[1]) == (0, 0)
     assert {one["gpu_memory_mib"] for one in measured["servers"]} == {None}
     assert {one["engine_ended"] for one in measured["servers"]} == {"exit status 0"}
@@ -133,6 +137,37 @@ def test_the_whole_way_with_a_stand_in_for_vllm(here):
     logs = {path.parent.name: path.read_text() for path in machine.out.glob("*/*/server.log")}
     assert "memcheck begins" in logs["memcheck"]
     assert "memcheck begins" not in logs["clean"]
+    assert machine.left_behind() == []
+
+
+def test_vllms_own_profiler_runs_in_each_round_and_leaves_no_trace(here):
+    machine, environment = here
+    options = ["--arms", "clean,torch-profiler", "--starts", "1", "--rounds", "2", "--json"]
+    done = run(on_stand_in(machine, *options), environment)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {cost["arm"] for cost in document["costs"]} == {"clean", "torch-profiler"}
+    logs = {path.parent.name: path.read_text() for path in machine.out.glob("*/*/server.log")}
+    assert logs["torch-profiler"].count("INFO /start_profile\nINFO /stop_profile\n") == 2
+    assert "profile" not in logs["clean"]
+    assert not list(machine.out.rglob("traces"))
+    assert machine.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("no_profiler", "/start_profile: HTTP 404; this vLLM has no profiler"),
+        ("no_trace", "the profiler left no trace, so what it costs was not measured"),
+    ],
+)
+def test_a_profiler_that_does_not_profile(here, fault, text):
+    machine, environment = here
+    options = ["--arms", "clean,torch-profiler", "--starts", "1", "--rounds", "1"]
+    done = run(on_stand_in(machine, *options), environment, KVTRACE_TEST_FAULT=fault)
+    assert done.returncode == 3, done.stderr
+    assert "arm torch-profiler: " in done.stderr
+    assert text in done.stderr
     assert machine.left_behind() == []
 
 

@@ -24,6 +24,7 @@
 #include "kernel_names.h"
 #include "launch_ring.h"
 #include "record_file.h"
+#include "recording_switch.h"
 #include "step_stamp.h"
 
 namespace {
@@ -546,8 +547,41 @@ void config_is_checked() {
     config = valid_config();
     config.target_count = KVTRACE_MAX_TARGETS + 1;
     EXPECT(!reads_config(config, sizeof(config), &error));
+    config = valid_config();
+    config.flags = KVTRACE_CONFIG_SWITCHED;
+    EXPECT(reads_config(config, sizeof(config), &error));
+    config.flags |= KVTRACE_CONFIG_NO_STAMPS;
+    EXPECT(!reads_config(config, sizeof(config), &error) && error.find("stamps") != error.npos);
     char text[2048];
     EXPECT(!read_config((directory + "/absent").c_str(), &config, text, sizeof(text)));
+}
+
+void set_switch(const std::string &path, uint64_t turn, size_t bytes) {
+    const kvtrace_switch asked = {turn};
+    std::FILE *stream = std::fopen(path.c_str(), "r+b");
+    stream = stream != nullptr ? stream : std::fopen(path.c_str(), "wb");
+    std::fwrite(&asked, bytes, 1, stream);
+    std::fclose(stream);
+}
+
+void recording_follows_its_switch() {
+    const std::string path = directory + "/kvtrace.switch";
+    RecordingSwitch absent;
+    EXPECT(!absent.open(path.c_str()) && !absent.follow() && !absent.is_off());
+    set_switch(path, 0, 3);
+    RecordingSwitch torn;
+    EXPECT(!torn.open(path.c_str()) && !torn.follow());
+    set_switch(path, 0, sizeof(kvtrace_switch));
+    RecordingSwitch followed;
+    EXPECT(followed.open(path.c_str()) && !followed.follow() && !followed.is_off());
+    set_switch(path, 1, sizeof(kvtrace_switch));
+    EXPECT(!followed.is_off());
+    EXPECT(followed.follow() && followed.is_off() && followed.turn() == 1 && !followed.follow());
+    followed.count_passed(7);
+    followed.count_passed(1);
+    EXPECT(followed.launches_passed() == 2 && followed.blocks_passed() == 8);
+    set_switch(path, 4, sizeof(kvtrace_switch));
+    EXPECT(followed.follow() && !followed.is_off() && followed.turn() == 4);
 }
 
 void store_mode_follows_the_flags() {
@@ -672,6 +706,7 @@ int main(int argc, char **argv) {
     record_file_is_header_and_records();
     record_file_survives_a_full_disk();
     config_is_checked();
+    recording_follows_its_switch();
     store_mode_follows_the_flags();
     a_thread_without_a_step_is_in_the_latest_one();
     target_names_are_whole_identifiers();

@@ -17,6 +17,7 @@ PARTS = (
     "kernel_names",
     "launch_ring",
     "record_file",
+    "recording_switch",
     "step_stamp",
 )
 SANITIZERS = {

@@ -153,6 +153,29 @@ def test_the_clean_server_of_the_own_group_comes_first():
     assert alone.change_percent == pytest.approx(10.0)
 
 
+def test_a_switched_server_is_compared_with_itself_and_what_is_off_with_the_clean_one():
+    values = {"clean": 10.0, "switched off": 10.2, "switched": 10.251}
+    samples = [
+        Sample(ITL, arm, start, 1, number, 0.0, value)
+        for start in (1, 2)
+        for number in (1, 2)
+        for arm, value in values.items()
+    ]
+    # Of a whole server there is one figure, and no part of it was switched off.
+    samples += [Sample("start-up, s", arm, 1, 1, 0, 0.0, 9.0) for arm in ("clean", "switched")]
+    found = overhead(samples, ("clean", "switched"))
+    assert [
+        (cost.figure, cost.arm, cost.against, cost.change_percent and round(cost.change_percent, 6))
+        for cost in found.costs
+    ] == [
+        (ITL, "clean", None, None),
+        (ITL, "switched off", "clean", 2.0),
+        (ITL, "switched", "switched off", 0.5),
+        ("start-up, s", "clean", None, None),
+        ("start-up, s", "switched", "clean", 0.0),
+    ]
+
+
 def test_a_sample_without_a_clean_one_changes_nothing():
     samples = [one for one in measured(1.0) if one.arm == "blocks" or one.start == 1]
     assert len(cost_of(samples).starts_percent) == 1

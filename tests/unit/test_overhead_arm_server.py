@@ -1,5 +1,7 @@
 """How the server of an arm is started: its command and its environment."""
 
+import json
+
 import pytest
 
 from kvtrace_cli.capture.engine import find_engine
@@ -59,3 +61,22 @@ def test_an_arm_that_records_has_the_injector(started, tmp_path):
     kept = started(ARMS["blocks"], preflight)
     assert kept["environment"]["CUDA_INJECTION64_PATH"] == str(library)
     assert kept["environment"]["KVTRACE_CONFIG"].startswith(str(kept["run_dir"]))
+
+
+def test_a_switched_arm_has_its_switch_before_it_starts(started, tmp_path):
+    preflight = Preflight(
+        injector=Injector(tmp_path / "i.so", 1, "test"), sanitizer_library=tmp_path / "s.so"
+    )
+    kept = started(ARMS["switched"], preflight)
+    assert (kept["run_dir"] / "raw" / "kvtrace.switch").read_bytes() == bytes(8)
+    assert not (started(ARMS["blocks"], preflight)["run_dir"] / "raw" / "kvtrace.switch").exists()
+
+
+def test_vllms_profiler_is_told_where_to_write(started):
+    kept = started(ARMS["torch-profiler"])
+    option, text = kept["command"][-2:]
+    assert option == "--profiler-config"
+    config = json.loads(text)
+    assert config["profiler"] == "torch"
+    assert config["torch_profiler_dir"] == str(kept["run_dir"] / "traces")
+    assert "CUDA_INJECTION64_PATH" not in kept["environment"]
