@@ -16,6 +16,7 @@ from kvtrace_cli.errors import ExitCode, KvtraceError
 COMMANDS: Final = {
     "run": "Start an engine, send requests, record and reconcile them.",
     "exec": "Record a command of yours and reconcile it.",
+    "collect": "Gather what the nodes of a run recorded into one directory.",
     "reconcile": "Reconcile a run again, from its files alone.",
     "show": "Print one token's life: step, replay, nodes, slots, addresses.",
     "audit": "Check every KV-cache write against the slot it was assigned.",

@@ -1,5 +1,6 @@
 """What a run was asked to do, as frozen dataclasses. Defaults live here and nowhere else."""
 
+import re
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ MIN_TABLE_ENTRIES = 16
 MAX_MODEL_LEN_STEP = 1024
 # Token ids that every vocabulary has, none of them a special token.
 SAFE_TOKEN_IDS: Final = range(10, 210)
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Metadata of a field that the manifest leaves out, because another file of the run has it.
 NOT_IN_MANIFEST: Final[dict[str, Any]] = {"in_manifest": False}
 
@@ -190,6 +192,8 @@ class RecordingConfig:
     bind: Bind = Bind.EVERY_FUNCTION
     patch_at: PatchAt = PatchAt.MODULE_LOAD
     patch: Patch = Patch.RECORD
+    # Whether it can be switched off and on while the engine runs; see capture/recording_switch.py.
+    switched: bool = False
     drain_interval_us: int = 1000
     injector: Path | None = None
     sanitizer_library: Path | None = None
@@ -212,6 +216,10 @@ class RecordingConfig:
             raise ConfigError(
                 "--no-injection: nothing is left that would load the injector; "
                 "add --preload, or --no-trace to run without recording"
+            )
+        if self.switched and not self.stamps:
+            raise ConfigError(
+                "switched: found no stamps with it, expected them: they bind each replay anew"
             )
         if self.patch is Patch.NO_OP and self.record is not Record.BLOCKS:
             raise ConfigError(
@@ -271,6 +279,19 @@ class TimeLimits:
         _positive("--request-timeout", self.request_s)
 
 
+def check_run_id(run_id: str | None) -> None:
+    """Refuse a name of a run that does not fit into one word.
+
+    Raises:
+        ConfigError: it is empty, too long, or has other signs.
+    """
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"--run-id: found {run_id[:80]!r}, expected 1 to 64 letters, digits, dots, dashes or "
+            "underscores, the same on every node of the run"
+        )
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """One run: which model, which engine, which requests, what is recorded."""
@@ -283,10 +304,15 @@ class RunConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     recording: RecordingConfig = field(default_factory=RecordingConfig)
     limits: TimeLimits = field(default_factory=TimeLimits)
+    # Workers are recorded where they run, by `kvtrace exec`: none of them is missed here.
+    ranks_elsewhere: bool = False
+    # What all parts of a run on several nodes have in common; null: one is drawn.
+    run_id: str | None = field(default=None, metadata=NOT_IN_MANIFEST)
 
     subcommand: ClassVar[str] = "run"
 
     def __post_init__(self) -> None:
+        check_run_id(self.run_id)
         _observable(self.recording, self.engine_name)
 
     @property
@@ -313,10 +339,12 @@ class ExecConfig:
     force: bool = False
     recording: RecordingConfig = field(default_factory=RecordingConfig)
     limits: TimeLimits = field(default_factory=TimeLimits)
+    run_id: str | None = field(default=None, metadata=NOT_IN_MANIFEST)
 
     subcommand: ClassVar[str] = "exec"
 
     def __post_init__(self) -> None:
+        check_run_id(self.run_id)
         _observable(self.recording, self.engine_name)
 
 

@@ -9,7 +9,9 @@
 # 8-token request with its stores), mixed and shared (16 requests at once with their stores; shared:
 # prefix caching), faults (six small servers: none and each seeded fault), pairs (the 8-token request
 # with its stores again, and with one change each: FlashAttention 2, capture size 8, no graphs, the V1
-# model runner, 9 tokens). Each prints its table and its exit code.
+# model runner, 9 tokens), and on a machine with two GPUs tp2 (the 8-token request on two tensor ranks),
+# dp2 (three unequal requests for two replicas) and tp2-shift (two tensor ranks of a small server, one
+# with the seeded fault rank-shift), or all three: ranks. Each prints its table and its exit code.
 # PYTHON names the interpreter with vLLM; ROUNDS how often `itl` alternates (default 2).
 set -uo pipefail
 
@@ -78,12 +80,38 @@ crowd() {
     audited "$1" --requests "$gpu_tests/$2" --concurrency 16 --capture-sizes 4,8,16 "${@:3}"
 }
 
+# Three unequal requests.
+few=(--requests "$gpu_tests/fault_requests.jsonl" --concurrency 3 --capture-sizes "4,8,64,96"
+    --max-num-batched-tokens 96)
+
 # Four layers of the same geometry are enough to be wrong in, and start faster.
 fault() {
     local -x KVTRACE_TEST_FAULT=${1#none} PYTHONPATH=$gpu_tests/seeded_faults:$PYTHONPATH
-    request "fault-$1" --record writes --requests "$gpu_tests/fault_requests.jsonl" --concurrency 3 \
-        --capture-sizes 4,8,64,96 --max-num-batched-tokens 96 -- --hf-overrides '{"num_hidden_layers":4}'
+    request "fault-$1" --record writes "${few[@]}" -- --hf-overrides '{"num_hidden_layers":4}'
     note "fault-$1-audit" "$python" -m kvtrace_cli audit "$out/fault-$1"
+}
+
+# ranks LABEL SIZES OPTION... -- ARGUMENT...: a server of several ranks, with its stores, and its audit. NVLink
+# multicast stays off in whatever could use it: on a shared host it can put GPUs out of service.
+ranks() {
+    local -x NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+    local -x VLLM_ALLREDUCE_USE_SYMM_MEM=0 VLLM_ALLREDUCE_USE_FLASHINFER=0
+    local LIMIT=400 unfused='"pass_config":{"fuse_allreduce_rms":false}'
+    request "$1" --record writes --capture-sizes "$2" "${@:3}" --compilation-config \
+        "{\"cudagraph_mode\":\"FULL_AND_PIECEWISE\",\"cudagraph_capture_sizes\":[$2],$unfused}"
+    LIMIT=120 note "$1-audit" "$python" -m kvtrace_cli audit "$out/$1"
+}
+
+rank_step() {
+    case $1 in
+    tp2) ranks tp2 1,2,4,8 -- --tensor-parallel-size 2 ;;
+    dp2) ranks dp2 4,8,64,96 "${few[@]}" -- --data-parallel-size 2 ;;
+    tp2-shift)
+        local -x KVTRACE_TEST_FAULT=rank-shift PYTHONPATH=$gpu_tests/seeded_faults:$PYTHONPATH
+        ranks tp2-shift 4,8,64,96 "${few[@]}" -- --tensor-parallel-size 2 \
+            --hf-overrides '{"num_hidden_layers":4}'
+        ;;
+    esac
 }
 
 # One change each against `base`; `again` has none.
@@ -119,6 +147,12 @@ for step in "$@"; do
     pairs)
         for name in base again sizes8 eager v1 nine fa2; do
             pair "$name"
+        done
+        ;;
+    tp2 | dp2 | tp2-shift) rank_step "$step" ;;
+    ranks)
+        for name in tp2 dp2 tp2-shift; do
+            rank_step "$name"
         done
         ;;
     pair-*) pair "${step#pair-}" ;;

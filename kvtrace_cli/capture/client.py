@@ -82,6 +82,13 @@ class EngineClient:
         except httpx.HTTPError:
             return False
 
+    def post(self, route: str, timeout_s: float) -> int | None:
+        """Post nothing to a route; return the HTTP status, null if none came in time."""
+        try:
+            return self._http.post(route, timeout=timeout_s).status_code
+        except httpx.HTTPError:
+            return None
+
     def send(self, request_index: int, spec: RequestSpec) -> RequestRecord:
         """Send one completion request and judge the answer.
 

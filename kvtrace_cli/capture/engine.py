@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +88,9 @@ class EmulatorEngine:
     is_emulated: bool = True
 
     def command(self, config: RunConfig, model: Model, port: int) -> list[str]:
-        """Return `python -m kvtrace_cli.emulator serve`, by this interpreter, which has it."""
+        """Return `python -m kvtrace_cli.emulator serve`; that interpreter has kvtrace then."""
         engine = config.engine
-        command = [sys.executable, "-m", "kvtrace_cli.emulator", "serve", model.source]
+        command = [str(engine.python), "-m", "kvtrace_cli.emulator", "serve", model.source]
         command += ["--served-model-name", model.served_name]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--max-model-len", str(config.max_model_len)]

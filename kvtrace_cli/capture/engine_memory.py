@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from kvtrace_cli.capture.engine_arguments import option_value
 from kvtrace_cli.config import EngineConfig
 
 _OPTION: Final = "--kv-cache-memory-bytes"
@@ -16,14 +17,8 @@ def kv_cache_memory_bytes(engine: EngineConfig) -> int | None:
 
     What the user gives after `--` comes last and so wins; null if it cannot be read.
     """
-    asked: int | None = engine.kv_cache_memory_bytes
-    arguments = iter(engine.arguments)
-    for argument in arguments:
-        name, equals, text = argument.partition("=")
-        # vLLM takes underscores for dashes.
-        if name.replace("_", "-") == _OPTION:
-            asked = _bytes(text if equals else next(arguments, ""))
-    return asked
+    text = option_value(engine.arguments, _OPTION)
+    return engine.kv_cache_memory_bytes if text is None else _bytes(text)
 
 
 def _bytes(text: str) -> int | None:

@@ -10,6 +10,7 @@ from kvtrace_cli.capture.command import TracedCommand
 from kvtrace_cli.capture.engine import Engine, find_engine
 from kvtrace_cli.capture.ledger import Ledger, Recorded
 from kvtrace_cli.capture.manifest import Manifest
+from kvtrace_cli.capture.parallel import asked_parallel
 from kvtrace_cli.capture.preflight import Preflight, run_command_preflight
 from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.capture.run_dir import create_run_dir
@@ -83,7 +84,8 @@ class _ExecSession:
         manifest = Manifest.of(
             config, preflight, command=config.command, working_directory=Path.cwd()
         )
-        self._ledger = Ledger(run_dir, manifest)
+        self._parallel = asked_parallel(config.command)
+        self._ledger = Ledger(run_dir, manifest, is_partial=self._parallel.is_partial)
 
     def run(self, base: Mapping[str, str]) -> ExecResult:
         """Run the command, and look after what it leaves."""
@@ -94,6 +96,7 @@ class _ExecSession:
                 self._preflight,
                 self._run_dir,
                 emulated=self._engine.is_emulated,
+                uses_ray=self._parallel.uses_ray,
             )
             ours = self._ledger.begin(environment, base)
             self._progress.detail(shlex.join([*assignments(ours), *self._config.command]))
@@ -110,7 +113,11 @@ class _ExecSession:
         with deferred_termination():
             self._ledger.complete()
         return ExecResult(
-            self._run_dir, self._ledger.manifest, self._ledger.counters(), exit_status=status
+            self._run_dir,
+            self._ledger.manifest,
+            self._ledger.counters(),
+            self._ledger.ranks(),
+            exit_status=status,
         )
 
     def _execute(self, environment: Mapping[str, str]) -> int:
@@ -123,6 +130,7 @@ class _ExecSession:
                 )
             status = command.wait(self._say_handed_on)
             self._look_after(command, status)
+            self._ledger.demand_ranks()
         except (RunFailedError, InconclusiveError):
             raise  # it ended by itself, or never began
         except BaseException:

@@ -143,6 +143,8 @@ def _flags(recording: RecordingConfig, *, emulated: bool) -> int:
         flags |= abi.constant("KVTRACE_CONFIG_PATCH_AT_FIRST_LAUNCH_END")
     if recording.patch is Patch.NO_OP:
         flags |= abi.constant("KVTRACE_CONFIG_NO_OP_PATCH")
+    if recording.switched:
+        flags |= abi.constant("KVTRACE_CONFIG_SWITCHED")
     for name in _RECORD_FLAGS[recording.record]:
         flags |= abi.constant(name)
     return flags

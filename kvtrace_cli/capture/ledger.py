@@ -6,10 +6,12 @@ from typing import Any
 
 from kvtrace_cli.capture.live import LiveCounters, read_counters
 from kvtrace_cli.capture.manifest import Manifest, Outcome, RunStatus
-from kvtrace_cli.capture.progress import describe_counters
+from kvtrace_cli.capture.progress import describe_counters, describe_ranks
+from kvtrace_cli.capture.ranks import RanksSeen, explain_absent, look_at_ranks
 from kvtrace_cli.capture.run_dir import mark_complete, write_manifest
 from kvtrace_cli.capture.unbound import journalled_unbound_functions
 from kvtrace_cli.dumps.run_dir import RunDir
+from kvtrace_cli.errors import RunFailedError
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,15 @@ class Recorded:
     run_dir: RunDir
     manifest: Manifest
     counters: LiveCounters
+    ranks: RanksSeen
 
 
 class Ledger:
     """The manifest of one run, and what was recorded up to now."""
 
-    def __init__(self, run_dir: RunDir, manifest: Manifest) -> None:
+    def __init__(self, run_dir: RunDir, manifest: Manifest, *, is_partial: bool = False) -> None:
+        """Keep the books of a run; `is_partial`: other ranks are recorded elsewhere."""
+        self._is_partial = is_partial
         self.run_dir = run_dir
         self.manifest = manifest
         self._is_traced = manifest.config.recording.enabled
@@ -50,7 +55,8 @@ class Ledger:
         self.note(**outcome)
         if self._is_traced:
             counted = self.outcome.with_counters(self.counters())
-            self.manifest = replace(self.manifest, outcome=counted)
+            ranks = self.ranks().processes
+            self.manifest = replace(self.manifest, outcome=counted, ranks=ranks)
         write_manifest(self.run_dir, self.manifest)
 
     def complete(self) -> None:
@@ -67,6 +73,29 @@ class Ledger:
     def counters(self) -> LiveCounters:
         """Return what is recorded up to now."""
         return read_counters(self.run_dir.raw)
+
+    def ranks(self) -> RanksSeen:
+        """Return which ranks record by now."""
+        return look_at_ranks(
+            self.run_dir,
+            self.manifest.parallel,
+            host_clock=self.manifest.host_clock,
+            is_partial=self._is_partial,
+        )
+
+    def describe_ranks(self) -> str | None:
+        """Say how many ranks record by now; null if there is one, or nothing is recorded."""
+        return describe_ranks(self.ranks()) if self._is_traced else None
+
+    def demand_ranks(self) -> None:
+        """Check that every rank records, where that is asked for.
+
+        Raises:
+            RunFailedError: one does not.
+        """
+        absent = explain_absent(self.ranks()) if self._is_traced else None
+        if absent is not None:
+            raise RunFailedError(absent)
 
     def what_is_left(self) -> str:
         """Say what was recorded before it failed, and how to read it."""

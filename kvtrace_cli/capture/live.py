@@ -33,13 +33,10 @@ class LiveCounters:
 
 def read_counters(raw_dir: Path) -> LiveCounters:
     """Add up the headers of all recorded files; files that are just being created are left out."""
-    paths = sorted((*raw_dir.glob("*.kvt"), *raw_dir.glob("*.kva")))
-    headers = [header for path in paths if (header := _read_header(path))]
+    headers = _headers(raw_dir)
     events = [one for one in headers if one.magic == abi.constant("KVTRACE_EVENTS_MAGIC")]
     launches = [one for one in headers if one.magic == abi.constant("KVTRACE_LAUNCHES_MAGIC")]
     ran = [one for one in headers if one.magic == abi.constant("KVTRACE_ACTIVITIES_MAGIC")]
-    # With --record none nothing is ever patched; the flag then says that it attached.
-    patched = abi.constant("KVTRACE_FILE_PATCHED") | abi.constant("KVTRACE_FILE_NO_PATCH")
     failures = [one.first_failure_site for one in headers if one.first_failure_site]
     return LiveCounters(
         event_files=len(events),
@@ -48,10 +45,23 @@ def read_counters(raw_dir: Path) -> LiveCounters:
         activity_files=len(ran),
         activities=sum(one.record_count for one in ran),
         dropped=sum(one.dropped_count for one in (*events, *launches, *ran)),
-        patched=any(one.flags & patched for one in headers),
+        patched=any(map(_is_patched, headers)),
         with_stores=any(one.flags & abi.constant("KVTRACE_FILE_WRITES") for one in events),
         first_failure=_site_name(failures[0]) if failures else None,
     )
+
+
+def recorded_processes(raw_dir: Path) -> set[int]:
+    """Return the processes that opened a file to record."""
+    return {one.process_id for one in _headers(raw_dir)}
+
+
+def patched_processes(raw_dir: Path) -> set[int]:
+    """Return the processes in which a target kernel was patched, or CUPTI saw anything run."""
+    activities = abi.constant("KVTRACE_ACTIVITIES_MAGIC")
+    return {
+        one.process_id for one in _headers(raw_dir) if one.magic == activities or _is_patched(one)
+    }
 
 
 def wait_quiet(raw_dir: Path, limits: TimeLimits, on_look: Callable[[LiveCounters], None]) -> bool:
@@ -67,6 +77,18 @@ def wait_quiet(raw_dir: Path, limits: TimeLimits, on_look: Callable[[LiveCounter
             seen, since = now, time.monotonic()
         on_look(now)
     return True
+
+
+def _headers(raw_dir: Path) -> list[Any]:
+    paths = sorted((*raw_dir.glob("*.kvt"), *raw_dir.glob("*.kva")))
+    # A file without its magic is just being created.
+    return [header for path in paths if (header := _read_header(path)) and header.magic]
+
+
+def _is_patched(header: Any) -> bool:
+    # With --record none nothing is ever patched; the flag then says that it attached.
+    patched = abi.constant("KVTRACE_FILE_PATCHED") | abi.constant("KVTRACE_FILE_NO_PATCH")
+    return bool(header.flags & patched)
 
 
 def _read_header(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """The manifest of a run, typed: a number that is not known is null, never an empty string."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timezone
@@ -10,10 +11,14 @@ from typing import Any
 from kvtrace_cli import __version__
 from kvtrace_cli.capture.gpus import Gpu
 from kvtrace_cli.capture.live import LiveCounters
+from kvtrace_cli.capture.parallel import ParallelSizes
 from kvtrace_cli.capture.preflight import Preflight
+from kvtrace_cli.capture.ranks import RankProcess
 from kvtrace_cli.config import ExecConfig, RunConfig
+from kvtrace_cli.engine_site.kvtrace_engine_plugin.host_facts import host_clock, host_name
 
 SCHEMA_VERSION = 1
+_RUN_ID_BYTES = 8
 
 
 class RunStatus(str, Enum):
@@ -76,6 +81,12 @@ class Manifest:
     injector_build: str | None
     sanitizer_library: Path | None
     cupti_library: Path | None
+    # Null for a command of the user's: it may start any engine.
+    parallel: ParallelSizes | None = None
+    ranks: tuple[RankProcess, ...] = ()
+    run_id: str = field(default_factory=lambda: secrets.token_hex(_RUN_ID_BYTES))
+    host: str = field(default_factory=host_name)
+    host_clock: str = field(default_factory=host_clock)
     outcome: Outcome = field(default_factory=Outcome)
     created: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -90,10 +101,11 @@ class Manifest:
         command: Sequence[str],
         working_directory: Path,
         model_source: str | None = None,
+        parallel: ParallelSizes | None = None,
     ) -> "Manifest":
         """Return the manifest of a run that has not begun yet."""
         injector = preflight.injector
-        return cls(
+        manifest = cls(
             config=config,
             command=tuple(command),
             working_directory=working_directory,
@@ -105,7 +117,9 @@ class Manifest:
             injector_build=injector.build if injector else None,
             sanitizer_library=preflight.sanitizer_library,
             cupti_library=preflight.cupti_library,
+            parallel=parallel,
         )
+        return manifest if config.run_id is None else replace(manifest, run_id=config.run_id)
 
     def to_document(self) -> dict[str, Any]:
         """Return the manifest as what JSON knows."""

@@ -44,8 +44,8 @@ def resolve_model(name: str, weights: Weights) -> Model:
         return Model(hub_name, hub_name.rsplit("/", 1)[-1], weights)
     if hub_name not in _PACKAGED:
         raise ConfigError(
-            f"--model {name} --weights dummy: no directory of that name, and kvtrace ships the "
-            "config of Qwen3-14B only; give a directory that holds the model's config.json"
+            f"--model {name}: no directory of that name, and where no weights are loaded kvtrace "
+            "knows Qwen3-14B only; give a directory that holds the model's config.json"
         )
     packaged = Path(__file__).parents[1] / "data" / _PACKAGED[hub_name]
     return Model(str(packaged), hub_name.rsplit("/", 1)[-1], weights)

@@ -5,6 +5,7 @@ import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvtrace_cli.capture.libraries import (
     find_injector,
     find_sanitizer_library,
 )
+from kvtrace_cli.capture.parallel import AskedParallel, asked_parallel
 from kvtrace_cli.capture.program import find_program, interpreter_of
 from kvtrace_cli.capture.vllm_version import (
     NEWEST_VLLM,
@@ -89,7 +91,11 @@ def run_preflight(
     found = Preflight()
     _check_libraries(recording, found, emulated=emulated)
     if not emulated:
-        found.checks += [_check_driver(found), _check_gpus(kv_cache_memory_bytes(engine), found)]
+        found.checks += [
+            _check_driver(found),
+            _check_gpus(kv_cache_memory_bytes(engine), found),
+            *_check_gpu_count(asked_parallel(engine.arguments), found),
+        ]
         found.checks.append(_check_vllm(engine.python, found))
     if engine.port is not None:
         found.checks.append(_check_port(engine.port))
@@ -237,6 +243,23 @@ def _check_gpus(kv_cache_bytes: int | None, found: Preflight) -> Check:
             "end what else runs on it, or ask for less: -- --kv-cache-memory-bytes N",
         )
     return Check("gpu", Status.OK, names + (f", {max(free)} MiB free" if free else ""))
+
+
+def _check_gpu_count(asked: AskedParallel, found: Preflight) -> Iterator[Check]:
+    """See whether each rank can have a GPU, if there are several ranks and all of them here."""
+    ranks = asked.sizes.total
+    if ranks == 1 or asked.is_partial or asked.uses_ray or not found.gpus:
+        return
+    gpus = f"{len(found.gpus)} for {ranks} ranks"
+    if len(found.gpus) >= ranks:
+        yield Check("gpus", Status.OK, gpus)
+    else:
+        yield Check(
+            "gpus",
+            Status.FAIL,
+            gpus,
+            "ask for fewer ranks, or spread them over several nodes: docs/ranks.md",
+        )
 
 
 def _note_vllm(given: Path | None, program: Path | None, found: Preflight) -> Check:

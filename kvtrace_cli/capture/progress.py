@@ -6,6 +6,7 @@ from rich.status import Status
 
 from kvtrace_cli import console
 from kvtrace_cli.capture.live import LiveCounters
+from kvtrace_cli.capture.ranks import RanksSeen
 
 
 class Progress:
@@ -64,6 +65,12 @@ def describe_counters(counters: LiveCounters) -> str:
         f"{counters.events:,} {kind}, {counters.launches:,} launch records, "
         f"{counters.dropped:,} dropped"
     )
+
+
+def describe_ranks(ranks: RanksSeen) -> str | None:
+    """Say how many ranks record; null for an engine of one."""
+    total = ranks.sizes.total
+    return f"ranks {ranks.attached}/{total}" if total > 1 else None
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,7 @@ from kvtrace_cli.capture.ledger import Ledger, Recorded
 from kvtrace_cli.capture.live import wait_quiet
 from kvtrace_cli.capture.manifest import Manifest
 from kvtrace_cli.capture.model import Model, resolve_model
+from kvtrace_cli.capture.parallel import asked_parallel
 from kvtrace_cli.capture.preflight import Preflight, run_preflight
 from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.capture.run_dir import append_request, create_run_dir
@@ -20,7 +21,7 @@ from kvtrace_cli.capture.sending import Sending
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
 from kvtrace_cli.capture.tracing import assignments, demand_machine, traced_environment
-from kvtrace_cli.config import RequestSpec, Role, RunConfig
+from kvtrace_cli.config import RequestSpec, Role, RunConfig, Weights
 from kvtrace_cli.dumps.run_dir import RunDir
 from kvtrace_cli.errors import RunFailedError
 
@@ -46,8 +47,10 @@ def record_run(config: RunConfig, progress: Progress) -> RunResult:
         KeyboardInterrupt: interrupted; the engine is gone and the directory stays incomplete.
     """
     with orderly_termination():
-        model = resolve_model(config.model, config.weights)
         engine = find_engine(config.engine.engine)
+        # An emulated engine has no weights, so a config.json is all that it can want.
+        weights = Weights.DUMMY if engine.is_emulated else config.weights
+        model = resolve_model(config.model, weights)
         progress.phase("checking this machine")
         preflight = run_preflight(
             config.engine, config.recording, config.out, emulated=engine.is_emulated
@@ -95,7 +98,9 @@ class _Session:
         self._records: list[RequestRecord] = []
         self._port = config.engine.port or free_port()
         self._command = engine.command(config, model, self._port)
-        self._ledger = Ledger(run_dir, self._describe())
+        self._parallel = asked_parallel(config.engine.arguments)
+        is_partial = self._parallel.is_partial or config.ranks_elsewhere
+        self._ledger = Ledger(run_dir, self._describe(), is_partial=is_partial)
 
     def run(self, base: Mapping[str, str]) -> RunResult:
         """Run the engine and the requests, whatever happens leaving no process behind."""
@@ -114,7 +119,9 @@ class _Session:
             self._ledger.complete()
         records = sorted(self._records, key=lambda record: record.request_index)
         counters = self._ledger.counters()
-        return RunResult(self._run_dir, self._ledger.manifest, counters, tuple(records))
+        return RunResult(
+            self._run_dir, self._ledger.manifest, counters, self._ledger.ranks(), tuple(records)
+        )
 
     def _environment(self, base: Mapping[str, str]) -> dict[str, str]:
         return traced_environment(
@@ -123,6 +130,8 @@ class _Session:
             self._preflight,
             self._run_dir,
             emulated=self._engine.is_emulated,
+            # Else what their nodes say stands.
+            uses_ray=self._parallel.uses_ray and not self._config.ranks_elsewhere,
         )
 
     def _describe(self) -> Manifest:
@@ -132,6 +141,7 @@ class _Session:
             command=self._command,
             working_directory=self._run_dir.path.absolute(),
             model_source=self._model.source,
+            parallel=self._parallel.sizes,
         )
 
     def _serve(self, environment: Mapping[str, str]) -> None:
@@ -152,6 +162,7 @@ class _Session:
                 self._ask_all(server, client)
                 self._settle()
                 self._check_lived(server, client)
+                self._ledger.demand_ranks()
             finally:
                 if server is not None:
                     self._stop(server)
@@ -162,13 +173,16 @@ class _Session:
         def show() -> None:
             if server.log.phase is not None:
                 self._progress.phase(server.log.phase)
-            self._progress.counters(self._ledger.counters())
+            self._progress.counters(self._ledger.counters(), self._ledger.describe_ranks())
 
         server.wait_ready(client.is_healthy, self._config.limits, show)
         self._ledger.note(ready_s=round(time.monotonic() - begin, 3))
         self._progress.phase("ready")
         if self._config.recording.enabled and not self._ledger.counters().attached:
             self._progress.note("the engine is ready, but the injector has not attached to it")
+        self._ledger.demand_ranks()
+        if ranks := self._ledger.describe_ranks():
+            self._progress.note(f"{ranks} record")
 
     def _ask_all(self, server: Server, client: EngineClient) -> None:
         """Send the warm-up alone, then the measured requests."""

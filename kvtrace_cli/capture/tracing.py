@@ -9,9 +9,10 @@ from kvtrace_cli.capture.injection import (
     write_activity_config,
     write_injector_config,
 )
-from kvtrace_cli.capture.plugin import STEPS_VARIABLE, with_engine_plugin
+from kvtrace_cli.capture.plugin import ENGINE_SITE, STEPS_VARIABLE, with_engine_plugin
 from kvtrace_cli.capture.preflight import Preflight, Status, demand
 from kvtrace_cli.capture.progress import Progress
+from kvtrace_cli.capture.ray_environment import with_ray_workers
 from kvtrace_cli.config import RecordingConfig
 from kvtrace_cli.dumps.run_dir import RunDir
 
@@ -35,18 +36,20 @@ def traced_environment(
     run_dir: RunDir,
     *,
     emulated: bool,
+    uses_ray: bool = False,
 ) -> dict[str, str]:
     """Return `base` with what records into `run_dir`; its injector config is written there.
 
-    Nothing of an outer recording stays in it: what is not recorded here is recorded nowhere.
+    Nothing of an outer recording stays in it: what is not recorded here is recorded nowhere. With
+    `uses_ray`, the engine's workers are actors of Ray.
 
     Raises:
-        ConfigError: see `write_injector_config` and `compose_environment`.
+        ConfigError: see `write_injector_config`, `compose_environment` and `with_ray_workers`.
     """
-    environment = {
+    clean = {
         name: text for name, text in base.items() if name not in (CONFIG_VARIABLE, STEPS_VARIABLE)
     }
-    injector = preflight.injector
+    environment, injector = clean, preflight.injector
     raw_dir = run_dir.raw.absolute()
     config_path = run_dir.injector_config.absolute()
     if injector is None:
@@ -72,6 +75,10 @@ def traced_environment(
         let_engine_end(environment)
     if recording.steps:
         environment = with_engine_plugin(environment, raw_dir=raw_dir, injector=injector.path)
+    if uses_ray:
+        ours = [name for name, text in environment.items() if clean.get(name) != text]
+        site = str(ENGINE_SITE) if recording.steps else None
+        environment = with_ray_workers(environment, ours, python_path=site)
     return environment
 
 

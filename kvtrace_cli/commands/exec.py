@@ -29,6 +29,7 @@ from kvtrace_cli.commands.run_options import (
     PreloadOption,
     RecordOption,
     RingEventsOption,
+    RunIdOption,
     SanitizerOption,
     VerboseOption,
 )
@@ -47,6 +48,7 @@ def exec(  # noqa: A001  the command's name
     ] = ExecConfig.engine_name,
     out: OutOption = None,
     force: ForceOption = False,
+    run_id: RunIdOption = None,
     observer: ObserverOption = RecordingConfig.observer,
     record: RecordOption = RecordingConfig.record,
     no_steps: NoStepsOption = False,
@@ -86,6 +88,7 @@ def exec(  # noqa: A001  the command's name
         python=python,
         out=out,
         force=force,
+        run_id=run_id,
         recording=RecordingConfig(
             observer=observer,
             record=record,

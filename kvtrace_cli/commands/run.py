@@ -34,6 +34,7 @@ from kvtrace_cli.commands.run_options import (
     PythonOption,
     RecordOption,
     RingEventsOption,
+    RunIdOption,
     SanitizerOption,
     VerboseOption,
     interpreter,
@@ -76,6 +77,13 @@ def run(
     ] = RunConfig.weights,
     out: OutOption = None,
     force: ForceOption = False,
+    run_id: RunIdOption = None,
+    ranks_elsewhere: Annotated[
+        bool,
+        typer.Option(
+            "--ranks-elsewhere", help="Workers are recorded on their nodes, by `kvtrace exec`."
+        ),
+    ] = RunConfig.ranks_elsewhere,
     observer: ObserverOption = RecordingConfig.observer,
     record: RecordOption = RecordingConfig.record,
     requests: Annotated[
@@ -156,6 +164,8 @@ def run(
         weights=weights,
         out=out,
         force=force,
+        run_id=run_id,
+        ranks_elsewhere=ranks_elsewhere,
         requests=RequestPlan(
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,

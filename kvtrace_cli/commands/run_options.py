@@ -35,6 +35,10 @@ OutOption = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replace the run in --out, if there is one.")
 ]
+RunIdOption = Annotated[
+    str | None,
+    typer.Option("--run-id", help="Name that all nodes of one run share. Default: a random one."),
+]
 VerboseOption = Annotated[
     int, typer.Option("-v", "--verbose", count=True, help="Say more on stderr.")
 ]

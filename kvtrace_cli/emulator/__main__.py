@@ -3,27 +3,18 @@
 import argparse
 import logging
 import math
-import os
 import signal
 import socketserver
 import sys
 import threading
 from pathlib import Path
 
-from kvtrace_cli.capture.libraries import find_emulator_library
+from kvtrace_cli.emulator.assembly import assemble
+from kvtrace_cli.emulator.children import ChildLostError
 from kvtrace_cli.emulator.completions import ServedModel
-from kvtrace_cli.emulator.driver import Driver
-from kvtrace_cli.emulator.engine_core import EngineCore
 from kvtrace_cli.emulator.faults import Fault
-from kvtrace_cli.emulator.kv_blocks import KvBlockManager
-from kvtrace_cli.emulator.kv_cache import KvCache
-from kvtrace_cli.emulator.model_runner import ModelRunner
-from kvtrace_cli.emulator.model_shape import ModelShape, read_shape
-from kvtrace_cli.emulator.scheduler import Scheduler
+from kvtrace_cli.emulator.model_shape import read_shape
 from kvtrace_cli.emulator.server import EmulatorServer, Service
-from kvtrace_cli.emulator.slot_faults import slot_mapper
-from kvtrace_cli.emulator.slot_mapper import SlotMapper
-from kvtrace_cli.emulator.step_log import StepLog
 from kvtrace_cli.emulator.worker import WorkerFront
 from kvtrace_cli.errors import ConfigError
 
@@ -47,6 +38,9 @@ def main() -> int:
     except ConfigError as error:
         _LOG.error("%s", error)
         return 2
+    except ChildLostError as error:
+        _LOG.error("Engine core initialization failed: %s", error)
+        return 1
     _LOG.info("stopped")
     return 0
 
@@ -61,73 +55,18 @@ def _serve_until_ended(server: socketserver.BaseServer) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     shape = read_shape(arguments.model)
-    cache = _kv_cache(arguments, shape)
-    library = find_emulator_library(arguments.library)
     _LOG.info("EMULATED engine: no GPU, %d layers", shape.layers)
     _LOG.info("Starting to load model %s", arguments.model)
-    driver = Driver(library)
-    mapper = slot_mapper(arguments.fault, cache)
-    runner = ModelRunner(
-        driver,
-        cache,
-        capture_sizes=arguments.capture_sizes,
-        max_batched_tokens=arguments.max_num_batched_tokens,
-        mapper=mapper,
-        steps=StepLog(os.environ, cache),
-    )
-    _LOG.info("%d KV blocks of %d tokens", cache.num_blocks, cache.block_size)
-    _LOG.info("Capturing CUDA graphs of sizes %s", arguments.capture_sizes)
-    runner.warm_up()
-    scheduler = _scheduler(arguments, cache, mapper)
-    core = EngineCore(runner, scheduler, pass_s=arguments.pass_ms / 1000)
+    engine = assemble(arguments, shape)
     model = ServedModel(arguments.served_model_name, arguments.max_model_len, shape.vocabulary)
-    service = Service(core, model, arguments.fault)
-    core.start()
+    service = Service(engine, model, arguments.fault)
+    engine.start()
     try:
         with EmulatorServer((arguments.host, arguments.port), service) as server:
             _LOG.info("Application startup complete.")
             _serve_until_ended(server)
     finally:
-        core.stop()
-        _LOG.info("target blocks that really ran: %d", runner.target_blocks_run)
-
-
-def _kv_cache(arguments: argparse.Namespace, shape: ModelShape) -> KvCache:
-    """Return a cache of the size asked for, or that never runs out.
-
-    Raises:
-        ConfigError: it does not hold one request of the greatest length.
-    """
-    a_request = -(-arguments.max_model_len // arguments.block_size)
-    enough = 1 + arguments.max_num_seqs * a_request  # one for the null block
-    num_blocks = enough if arguments.num_gpu_blocks is None else arguments.num_gpu_blocks
-    if num_blocks < 1 + a_request:
-        raise ConfigError(
-            f"--num-gpu-blocks: found {num_blocks}, expected at least {1 + a_request}: the null "
-            f"block, and a request of --max-model-len {arguments.max_model_len} tokens in blocks "
-            f"of {arguments.block_size}"
-        )
-    return KvCache(
-        layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        dtype=shape.dtype,
-        element_size=shape.element_size,
-        num_blocks=num_blocks,
-        block_size=arguments.block_size,
-    )
-
-
-def _scheduler(arguments: argparse.Namespace, cache: KvCache, mapper: SlotMapper) -> Scheduler:
-    blocks = KvBlockManager(
-        cache.num_blocks, cache.block_size, prefix_caching=arguments.enable_prefix_caching
-    )
-    return Scheduler(
-        blocks,
-        max_num_seqs=arguments.max_num_seqs,
-        max_batched_tokens=arguments.max_num_batched_tokens,
-        choose_shared=mapper.choose_shared,
-    )
+        engine.stop()
 
 
 def _serve_by_worker(arguments: argparse.Namespace) -> None:
@@ -171,9 +110,29 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="least time of a pass: requests that come meanwhile are batched, as on a GPU",
     )
+    serve.add_argument("--tensor-parallel-size", "-tp", type=_count, default=1)
+    serve.add_argument("--pipeline-parallel-size", "-pp", type=_count, default=1)
+    serve.add_argument("--data-parallel-size", "-dp", type=_count, default=1)
+    serve.add_argument(
+        "--distributed-executor-backend",
+        choices=("uni", "mp", "ray"),
+        help="default: mp if a replica has several ranks, else uni",
+    )
     serve.add_argument("--library", type=Path, help="libkvtrace_emulator.so; default: ours")
     serve.add_argument("--fault", type=Fault, default=Fault.NONE, choices=list(Fault))
+    serve.add_argument(
+        "--fault-rank",
+        type=_number,
+        help="which rank alone has a fault of its own, from 0 over all replicas; default: all",
+    )
     return parser
+
+
+def _number(text: str) -> int:
+    """Return a number of 0 or more; argparse reports anything else."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number, 0 or more")
+    return int(text)
 
 
 def _count(text: str) -> int:

@@ -3,9 +3,12 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
+from kvtrace_cli.emulator.children import ChildLostError
 from kvtrace_cli.emulator.driver import MISALIGNED_ADDRESS, DeviceFaultError
-from kvtrace_cli.emulator.model_runner import ModelRunner
+from kvtrace_cli.emulator.executors import Executor
+from kvtrace_cli.emulator.lockstep import Agree
 from kvtrace_cli.emulator.request import EngineDeadError, Request
 from kvtrace_cli.emulator.scheduler import Scheduler, SchedulerOutput
 
@@ -15,11 +18,31 @@ _LOG = logging.getLogger(__name__)
 class EngineCore:
     """Takes requests in, and lets scheduler and runner do one pass after the other."""
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, pass_s: float = 0) -> None:
-        """Begin without requests; a pass lasts `pass_s` seconds at least."""
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        *,
+        pass_s: float = 0,
+        agree: Agree | None = None,
+        on_death: Callable[[EngineDeadError], None] | None = None,
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            executor: runs the passes.
+            scheduler: decides what they run.
+            pass_s: seconds that a pass lasts at least.
+            agree: asks the other data-parallel replicas, if there are any, for a pass's shape.
+            on_death: called when it cannot go on, or was stopped.
+        """
         self._pass_s = pass_s
-        self._runner = runner
+        self._executor = executor
         self._scheduler = scheduler
+        self._agree = agree
+        self._on_death = on_death
+        self._passes_agreed = 0
+        self._called = -1
         self._changed = threading.Condition()
         self._faults_next = False
         self._is_stopping = False
@@ -49,6 +72,12 @@ class EngineCore:
             self._scheduler.add(request)
             self._changed.notify_all()
 
+    def join(self, pass_number: int) -> None:
+        """Take part in a pass of the other replicas, unless that has been done."""
+        with self._changed:
+            self._called = pass_number
+            self._changed.notify_all()
+
     def fault_next_decode(self) -> None:
         """Let the device fault in the next decode step."""
         with self._changed:
@@ -64,12 +93,19 @@ class EngineCore:
 
         Raises:
             DeviceFaultError: a kernel faulted.
+            ChildLostError: a worker has gone.
         """
         with self._changed:
             output = self._scheduler.schedule()
+            is_called = self._is_called
         self._fault_if_asked(output)
         begin = time.monotonic()
-        self._runner.execute(output)
+        shape = None
+        if self._agree is not None and (output.scheduled or is_called):
+            with self._changed:
+                self._passes_agreed += 1
+            shape = self._agree(output.shape)
+        self._executor.execute(output, shape)
         if output.scheduled and self._pass_s:
             time.sleep(max(0.0, self._pass_s - (time.monotonic() - begin)))
         self._scheduler.finish_pass(output.scheduled)
@@ -78,7 +114,7 @@ class EngineCore:
         try:
             while self._wait_for_work():
                 self.step()
-        except DeviceFaultError as error:
+        except (DeviceFaultError, ChildLostError) as error:
             _LOG.exception("EngineCore encountered a fatal error.")
             self._end(EngineDeadError(f"EngineCore encountered an issue: {error}"))
         else:
@@ -87,8 +123,15 @@ class EngineCore:
     def _wait_for_work(self) -> bool:
         """Wait for a request; when stopping, only an end that is not told yet is work."""
         with self._changed:
-            self._changed.wait_for(lambda: self._scheduler.has_work or self._is_stopping)
+            self._changed.wait_for(
+                lambda: self._scheduler.has_work or self._is_stopping or self._is_called
+            )
             return self._scheduler.is_ending or not self._is_stopping
+
+    @property
+    def _is_called(self) -> bool:
+        """Whether the other replicas wait for a pass that was not agreed on here."""
+        return self._called >= self._passes_agreed
 
     def _fault_if_asked(self, output: SchedulerOutput) -> None:
         if self._faults_next and output.scheduled and output.is_decode:
@@ -100,3 +143,5 @@ class EngineCore:
             left = self._scheduler.unfinished
         for request in left:
             request.fail(reason)
+        if self._on_death is not None:
+            self._on_death(reason)

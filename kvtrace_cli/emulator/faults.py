@@ -32,3 +32,11 @@ class Fault(str, Enum):
     SKIPPED_LAYER = "skipped-layer"
     # One layer writes each row one slot further.
     SHIFTED_LAYER = "shifted-layer"
+    # All layers write each row one slot further.
+    SHIFTED_SLOTS = "shifted-slots"
+    # One layer's kernel is not launched in passes with a prompt.
+    UNLAUNCHED_LAYER = "unlaunched-layer"
+    # The process of a rank is killed.
+    RANK_DIES = "rank-dies"
+    # The injector is not loaded into the process of a rank.
+    NOT_ATTACHED = "not-attached"

@@ -7,6 +7,8 @@ from kvtrace_cli.emulator.kv_blocks import NULL_BLOCK
 
 _FIRST_ADDRESS = 0x4000_0000_0000
 _ALIGNMENT = 2 << 20
+# No cache is larger, so the addresses of two ranks are never the same.
+_DEVICE_SPACING = 1 << 40
 # One engine, one kind of attention layer.
 _GROUP = 0
 
@@ -26,6 +28,15 @@ class KvCache:
     element_size: int
     num_blocks: int
     block_size: int
+    # Of the model's layers, the first that this rank has.
+    first_layer: int = 0
+    # Number of the GPU among all of the engine's.
+    device: int = 0
+
+    @property
+    def layer_indices(self) -> range:
+        """The layers that are here, by their numbers in the model."""
+        return range(self.first_layer, self.first_layer + self.layers)
 
     @property
     def offset_stride(self) -> int:
@@ -45,7 +56,7 @@ class KvCache:
     def key_address(self, layer_index: int) -> int:
         """Return the address of the first key of a layer, which is that of its tensor."""
         spacing = -(-2 * self.num_blocks * self.block_stride // _ALIGNMENT) * _ALIGNMENT
-        return _FIRST_ADDRESS + layer_index * spacing
+        return _FIRST_ADDRESS + self.device * _DEVICE_SPACING + layer_index * spacing
 
     def value_address(self, layer_index: int) -> int:
         """Return the address of the first value of a layer."""
@@ -53,17 +64,17 @@ class KvCache:
 
     def layout(self) -> dict[str, Any]:
         """Return the layout file's fields, see docs/format.md."""
-        names = [f"model.layers.{layer_index}.self_attn.attn" for layer_index in range(self.layers)]
+        names = {index: f"model.layers.{index}.self_attn.attn" for index in self.layer_indices}
         group = {
             "block_size": self.block_size,
             "kernel_block_size": self.block_size,
-            "layer_names": names,
+            "layer_names": list(names.values()),
         }
         return {
             "num_blocks": self.num_blocks,
             "null_block": NULL_BLOCK,
             "groups": [group],
-            "tensors": [self._tensor(*layer) for layer in enumerate(names)],
+            "tensors": [self._tensor(*layer) for layer in names.items()],
         }
 
     def _tensor(self, layer_index: int, layer_name: str) -> dict[str, Any]:

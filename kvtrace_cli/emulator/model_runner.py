@@ -4,7 +4,7 @@ from typing import Any
 
 from kvtrace_cli.emulator.driver import CacheWrites, Driver, SlotMapping
 from kvtrace_cli.emulator.kv_cache import KvCache
-from kvtrace_cli.emulator.scheduler import ScheduledRequest, SchedulerOutput
+from kvtrace_cli.emulator.scheduler import PassShape, ScheduledRequest, SchedulerOutput
 from kvtrace_cli.emulator.slot_mapper import SlotMapper
 from kvtrace_cli.emulator.step_log import StepLog
 
@@ -56,7 +56,7 @@ class ModelRunner:
         self._odd_slots: SlotMapping | None = None
         if mapper.odd_layer is not None:
             self._odd_slots = SlotMapping(driver, most_rows)
-        self._writes = [self._layer_writes(cache, layer) for layer in range(cache.layers)]
+        self._writes = {layer: self._layer_writes(cache, layer) for layer in cache.layer_indices}
 
     def warm_up(self) -> None:
         """Run each capture size eagerly, then capture it, the largest first, as vLLM does."""
@@ -67,29 +67,32 @@ class ModelRunner:
                 self._layers(rows)
                 self._graphs[rows] = self._driver.end_capture()
 
-    def execute(self, output: SchedulerOutput) -> None:
+    def execute(self, output: SchedulerOutput, shape: PassShape | None = None) -> None:
         """Run a pass, or only take in what an output without rows changed.
 
         One row for each request is a replay, if a graph is large enough; else it is plain launches.
+
+        Args:
+            output: the requests of this replica.
+            shape: what all data-parallel replicas agreed on, if there are several; one without
+                requests then runs a pass of nobody's rows.
 
         Raises:
             DeviceFaultError: a kernel faulted.
         """
         if not output.scheduled:
-            self._steps.idle(output.changes)
-            if self._mapper.runs_idle_pass:
-                self._run_dummy(self._sizes[0])
+            self._idle(output, shape)
             return
-        size = self._captured_size(output.rows)
+        shape = shape or output.shape
+        size = self._captured_size(shape.rows)
         padded_rows = size or output.rows
-        captured_mode = "FULL" if output.is_decode else "PIECEWISE"
-        graph_mode = captured_mode if size else "NONE"
+        graph_mode = _graph_mode(size, shape)
         with self._steps.forward(output, padded_rows, graph_mode):
             self._set_slots(output.scheduled, padded_rows)
             if graph_mode == "FULL":
                 self._driver.replay(self._graphs[padded_rows])
             else:
-                self._layers(padded_rows)
+                self._layers(padded_rows, self._mapper.unlaunched_layer(output.scheduled))
             self._driver.synchronize()
 
     @property
@@ -101,13 +104,24 @@ class ModelRunner:
         """Return the smallest captured size that holds these rows; the rest of it is padding."""
         return next((size for size in self._sizes if size >= rows), None)
 
-    def _run_dummy(self, rows: int) -> None:
-        with self._steps.dummy(rows, "NONE"):
+    def _idle(self, output: SchedulerOutput, shape: PassShape | None) -> None:
+        self._steps.idle(output.changes)
+        if shape is not None and shape.rows:
+            size = self._captured_size(shape.rows)
+            self._run_dummy(size or 1, _graph_mode(size, shape))
+        elif self._mapper.runs_idle_pass:
+            self._run_dummy(self._sizes[0])
+
+    def _run_dummy(self, rows: int, graph_mode: str = "NONE") -> None:
+        with self._steps.dummy(rows, graph_mode):
             slots = self._mapper.dummy_slots(rows)
             self._slots.set(slots)
             if self._odd_slots is not None:
                 self._odd_slots.set(slots)
-            self._layers(rows)
+            if graph_mode == "FULL":
+                self._driver.replay(self._graphs[rows])
+            else:
+                self._layers(rows)
             self._driver.synchronize()
 
     def _set_slots(self, scheduled: tuple[ScheduledRequest, ...], padded_rows: int) -> None:
@@ -127,10 +141,18 @@ class ModelRunner:
             block_size=cache.block_size,
         )
 
-    def _layers(self, rows: int) -> None:
-        for writes in self._writes:
+    def _layers(self, rows: int, without: int | None = None) -> None:
+        for layer_index, writes in self._writes.items():
             self._driver.launch(self._functions[_NORM], 1)
             self._driver.launch(self._functions[_GEMM], 1)
             self._driver.launch(self._functions[_ROTARY], 1)
-            self._driver.launch(self._functions[TARGET], rows, writes=writes)
+            if layer_index != without:
+                self._driver.launch(self._functions[TARGET], rows, writes=writes)
             self._driver.launch(self._functions[_ATTENTION], 1)
+
+
+def _graph_mode(size: int | None, shape: PassShape) -> str:
+    """Return the mode of a pass that a graph of this size holds, if one does."""
+    if size is None:
+        return "NONE"
+    return "FULL" if shape.is_decode else "PIECEWISE"

@@ -45,8 +45,7 @@ def read_shape(model: Path) -> ModelShape:
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise ConfigError(
             f"{path}: cannot be used ({error!r}); expected a model's config.json with "
-            "num_hidden_layers, vocab_size, num_key_value_heads and head_dim; "
-            "with --engine emulator use --weights dummy"
+            "num_hidden_layers, vocab_size, num_key_value_heads and head_dim"
         ) from error
 
 

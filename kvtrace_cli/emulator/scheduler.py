@@ -43,6 +43,23 @@ class Changes:
 
 
 @dataclass(frozen=True)
+class PassShape:
+    """What decides how a pass is launched: its rows, and whether each request has one."""
+
+    rows: int
+    is_decode: bool
+
+    @classmethod
+    def largest(cls, shapes: Iterable["PassShape"]) -> "PassShape":
+        """Return the shape that holds all of these; replicas without rows have no say in it."""
+        held = [shape for shape in shapes if shape.rows]
+        return cls(
+            max((shape.rows for shape in held), default=0),
+            all(shape.is_decode for shape in held),
+        )
+
+
+@dataclass(frozen=True)
 class SchedulerOutput:
     """One pass, in row order, and what changed before it; a pass without rows runs nothing."""
 
@@ -58,6 +75,16 @@ class SchedulerOutput:
     def is_decode(self) -> bool:
         """Whether each request has one row."""
         return all(one.rows == 1 for one in self.scheduled)
+
+    @property
+    def shape(self) -> PassShape:
+        """How it is launched if nobody else has a say."""
+        return PassShape(self.rows, self.is_decode)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a request is in it that asks for more tokens than a warm-up."""
+        return any(one.request.max_tokens > 1 for one in self.scheduled)
 
 
 class Scheduler:

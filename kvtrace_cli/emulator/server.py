@@ -6,10 +6,9 @@ import signal
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from kvtrace_cli.emulator.completions import BadRequestError, Completion, ServedModel
-from kvtrace_cli.emulator.engine_core import EngineCore
 from kvtrace_cli.emulator.faults import Fault
 from kvtrace_cli.emulator.request import EngineDeadError, Request
 
@@ -19,11 +18,35 @@ _FOREVER_S = 24 * 3600.0
 _TRUNCATED_BYTES = 20
 
 
+class Engine(Protocol):
+    """What serves the requests: an engine core, or a front end of several."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it still takes requests."""
+
+    def start(self) -> None:
+        """Begin to serve."""
+
+    def stop(self) -> None:
+        """End it in order."""
+
+    def submit(self, request: Request) -> None:
+        """Take a request in.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
+
+    def fault_next_decode(self) -> None:
+        """Let the device fault in the next decode step."""
+
+
 @dataclass
 class Service:
     """What the handlers of one server share."""
 
-    core: EngineCore
+    core: Engine
     model: ServedModel
     fault: Fault
     began: float = field(default_factory=time.monotonic)

@@ -23,6 +23,10 @@ def _is_struck(scheduled: Sequence[ScheduledRequest]) -> bool:
     return any(one.request.max_tokens > 1 for one in scheduled)
 
 
+def _odd_layer(cache: KvCache) -> int:
+    return cache.layer_indices[min(_ODD_LAYER, cache.layers - 1)]
+
+
 def _rows(scheduled: Sequence[ScheduledRequest]) -> int:
     return sum(one.rows for one in scheduled)
 
@@ -99,7 +103,7 @@ class _SkippedLayer(SlotMapper):
 
     def __init__(self, cache: KvCache) -> None:
         super().__init__(cache)
-        self.odd_layer = min(_ODD_LAYER, cache.layers - 1)
+        self.odd_layer = _odd_layer(cache)
         self._has_struck = False
 
     def odd_layer_slots(self, scheduled: Sequence[ScheduledRequest], slots: list[int]) -> list[int]:
@@ -115,12 +119,29 @@ class _ShiftedLayer(SlotMapper):
 
     def __init__(self, cache: KvCache) -> None:
         super().__init__(cache)
-        self.odd_layer = min(_ODD_LAYER, cache.layers - 1)
+        self.odd_layer = _odd_layer(cache)
 
     def odd_layer_slots(self, scheduled: Sequence[ScheduledRequest], slots: list[int]) -> list[int]:
         if not _is_struck(scheduled):
             return slots
         return [slot + 1 if slot != NO_SLOT else NO_SLOT for slot in slots]
+
+
+class _ShiftedSlots(SlotMapper):
+    """All layers write each row one slot further."""
+
+    def slots(self, scheduled: Sequence[ScheduledRequest], padded_rows: int) -> list[int]:
+        slots = super().slots(scheduled, padded_rows)
+        if not _is_struck(scheduled):
+            return slots
+        return [slot + 1 if slot != NO_SLOT else NO_SLOT for slot in slots]
+
+
+class _UnlaunchedLayer(SlotMapper):
+    """One layer's kernel is not launched for prompts."""
+
+    def unlaunched_layer(self, scheduled: Sequence[ScheduledRequest]) -> int | None:
+        return _odd_layer(self._cache) if _is_struck(scheduled) else None
 
 
 _MAPPERS: dict[Fault, type[SlotMapper]] = {
@@ -131,4 +152,6 @@ _MAPPERS: dict[Fault, type[SlotMapper]] = {
     Fault.BLOCK_SIZE_MIXUP: _BlockSizeMixup,
     Fault.SKIPPED_LAYER: _SkippedLayer,
     Fault.SHIFTED_LAYER: _ShiftedLayer,
+    Fault.SHIFTED_SLOTS: _ShiftedSlots,
+    Fault.UNLAUNCHED_LAYER: _UnlaunchedLayer,
 }

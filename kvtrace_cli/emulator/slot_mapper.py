@@ -46,6 +46,13 @@ class SlotMapper:
         """Return what the odd layer gets in place of a pass's `slots`."""
         return slots
 
+    def unlaunched_layer(
+        self,
+        scheduled: Sequence[ScheduledRequest],  # noqa: ARG002  for who needs it
+    ) -> int | None:
+        """Return the layer whose kernel a pass without a graph leaves out."""
+        return None
+
     def dummy_slots(self, rows: int) -> list[int]:
         """Return the slots of a pass that no request is in."""
         return [NO_SLOT] * rows

@@ -3,25 +3,36 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from kvtrace_cli import __version__
 from kvtrace_cli.emulator.kv_cache import KvCache
+from kvtrace_cli.emulator.parallel import Parallel, Rank
 from kvtrace_cli.emulator.scheduler import Changes, SchedulerOutput
 from kvtrace_cli.engine_site.kvtrace_engine_plugin.recorder import StepRecorder
-
-_RANKS = {"tensor": 0, "pipeline": 0, "data": 0, "world": 0}
 
 
 class StepLog:
     """Steps and layout of this process; without KVTRACE_STEPS it writes nothing."""
 
-    def __init__(self, environment: Mapping[str, str], cache: KvCache) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        cache: KvCache,
+        rank: Rank | None = None,
+        parallel: Parallel | None = None,
+        *,
+        several_hosts: bool = False,
+    ) -> None:
         """Begin the files.
 
         Args:
             environment: KVTRACE_STEPS is the directory, KVTRACE_INJECTOR the library that takes
                 the stamps; it must be loaded already.
             cache: what the layout file describes.
+            rank: of this process; null for that of an engine with one.
+            parallel: how many ranks there are; null for one.
+            several_hosts: whether other ranks may be on other hosts.
 
         Raises:
             OSError: a file cannot be written.
@@ -35,7 +46,9 @@ class StepLog:
                 engine="emulator",
                 engine_version=__version__,
                 model_runner="v2",
-                ranks=_RANKS,
+                ranks=asdict(rank or Rank()),
+                world_sizes=asdict(parallel or Parallel()),
+                several_hosts=several_hosts,
                 block_sizes=[cache.block_size],
                 injector_path=injector or environment.get("CUDA_INJECTION64_PATH"),
             )

@@ -63,6 +63,7 @@ def test_the_warm_up_request_is_never_struck(tmp_path):
     faults = [
         *(Fault.STALE_PADDING_SLOTS, Fault.PADDING_LAST_SLOT, Fault.FREED_BLOCK_REUSED),
         *(Fault.BLOCK_SIZE_MIXUP, Fault.SKIPPED_LAYER, Fault.SHIFTED_LAYER),
+        *(Fault.SHIFTED_SLOTS, Fault.UNLAUNCHED_LAYER),
     ]
     for fault in faults:
         engine = serve(tmp_path / fault.value, fault, [([9] * 7, 1), ([8] * 30, 1)], WARM_UP)
@@ -158,3 +159,19 @@ def test_one_layer_writes_one_slot_further(tmp_path):
     for _, expected, stored in wrong:
         assert stored[ODD_LAYER] == [slot + 1 if slot != -1 else -1 for slot in expected]
         assert stored[:ODD_LAYER] + stored[ODD_LAYER + 1 :] == [expected] * (LAYERS - 1)
+
+
+def test_all_layers_write_one_slot_further(tmp_path):
+    engine = serve(tmp_path, Fault.SHIFTED_SLOTS, WARM_UP, [([1] * 5, 3)])
+    assert [number for number, _, _ in differing(engine)] == [1, 2, 3]
+    for _, expected, stored in differing(engine):
+        further = [slot + 1 if slot >= 0 else -1 for slot in expected]
+        assert stored == [further] * LAYERS
+
+
+def test_one_layer_is_not_launched_for_prompts(tmp_path):
+    engine = serve(tmp_path, Fault.UNLAUNCHED_LAYER, WARM_UP, [([1] * 5, 3)])
+    (struck,) = differing(engine)
+    number, expected, stored = struck
+    assert number == 1
+    assert stored == [expected] * (LAYERS - 1)

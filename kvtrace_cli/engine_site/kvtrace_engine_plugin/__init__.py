@@ -10,7 +10,6 @@ import os
 import sys
 
 STEPS_VARIABLE = "KVTRACE_STEPS"
-INJECTOR_VARIABLES = ("KVTRACE_INJECTOR", "CUDA_INJECTION64_PATH")
 
 __all__ = ["register"]
 
@@ -24,10 +23,9 @@ def register() -> None:
     directory = os.environ.get(STEPS_VARIABLE)
     if not directory:
         return
-    injector = next(filter(None, map(os.environ.get, INJECTOR_VARIABLES)), None)
     try:
         from .installing import install  # noqa: PLC0415  nothing is imported in an untraced engine
 
-        install(directory, injector)
+        install(directory)
     except Exception as error:  # noqa: BLE001  vLLM does not guard its plug-ins
         print(f"kvtrace: engine plug-in not installed: {error!r}", file=sys.stderr, flush=True)  # noqa: T201

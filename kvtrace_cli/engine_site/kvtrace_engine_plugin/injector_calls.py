@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# The first that is set has the library's path.
+_PATH_VARIABLES = ("KVTRACE_INJECTOR", "CUDA_INJECTION64_PATH")
 _SET_STEP = "kvtrace_set_step"
 _END_RECORDING = "kvtrace_end_recording"
 # After every finalizer of the engine's: those may still launch.
 _LAST = -sys.maxsize
+
+
+def injector_path() -> str | None:
+    """Return the path of the injector's library, or None if there is none."""
+    return next(filter(None, map(os.environ.get, _PATH_VARIABLES)), None)
 
 
 def find_set_step(injector_path: str | None) -> Callable[[int], object] | None:
@@ -36,10 +43,14 @@ def end_recording_with_child(injector_path: str | None) -> None:
     later than anything that can be done here, so that is better.
     """
     if injector_path is not None and multiprocessing.parent_process() is not None:
-        util.Finalize(None, _end_recording, (os.getpid(), injector_path), exitpriority=_LAST)
+        util.Finalize(None, end_recording, (os.getpid(), injector_path), exitpriority=_LAST)
 
 
-def _end_recording(process_id: int, injector_path: str) -> None:
+def end_recording(process_id: int, injector_path: str) -> None:
+    """End the recording of this process, if it is that one; what is launched then is not recorded.
+
+    Does nothing where the library is not loaded.
+    """
     # CDLL gives the interpreter lock up: the call may wait for what still runs on the GPU.
     function = _find(ctypes.CDLL, injector_path, _END_RECORDING)
     if function is not None and os.getpid() == process_id:

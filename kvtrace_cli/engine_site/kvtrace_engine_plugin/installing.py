@@ -1,11 +1,12 @@
-"""Hook the model runners when the engine imports them."""
+"""Hook the engine's modules when it imports them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import v1_hooks, v2_hooks
+from . import executor_hooks, v1_hooks, v2_hooks
 from .importing import PostImportFinder
+from .injector_calls import injector_path
 from .session import Session
 
 if TYPE_CHECKING:
@@ -17,15 +18,15 @@ _RUNNERS = {"v1": v1_hooks, "v2": v2_hooks}
 _installed: list[PostImportFinder] = []
 
 
-def install(directory: str, injector_path: str | None) -> None:
-    """Hook both runners, now or when they are imported; once a process."""
+def install(directory: str) -> None:
+    """Hook both runners and Ray's executors, now or when they are imported; once a process."""
     if _installed:
         return
     actions = {
-        hooks.MODULE: _action(hooks.install, Session(directory, injector_path, name))
+        hooks.MODULE: _action(hooks.install, Session(directory, injector_path(), name))
         for name, hooks in _RUNNERS.items()
     }
-    _installed.append(PostImportFinder(actions))
+    _installed.append(PostImportFinder(actions | executor_hooks.actions()))
     _installed[0].install()
 
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .host_facts import host_clock, host_name
 from .injector_calls import end_recording_with_child, find_set_step
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class StepRecorder:
         injector_path: str | None,
         missing: Sequence[str] = (),
         inexact: Sequence[str] = (),
+        world_sizes: Mapping[str, int] | None = None,
+        several_hosts: bool = False,
     ) -> None:
         """Open the file and write its first line.
 
@@ -57,6 +60,8 @@ class StepRecorder:
             injector_path: the injector's library, or None if there is none.
             missing: hooks that this version of the engine lacks.
             inexact: why positions are upper bounds only; empty if they are exact.
+            world_sizes: ranks in tensor, pipeline and data parallelism, as far as they are known.
+            several_hosts: whether other ranks of the engine may be on other hosts.
 
         Raises:
             OSError: the file cannot be written, or a recorder of this process has one already.
@@ -77,8 +82,16 @@ class StepRecorder:
                 "engine_version": engine_version,
                 "model_runner": model_runner,
                 "ranks": ranks,
+                "host": host_name(),
                 "stamped": self._set_step is not None,
-                **_filled(missing=list(missing), block_sizes=block_sizes, inexact=list(inexact)),
+                **_filled(
+                    world_sizes=world_sizes,
+                    several_hosts=several_hosts,
+                    host_clock=host_clock(),
+                    missing=list(missing),
+                    block_sizes=block_sizes,
+                    inexact=list(inexact),
+                ),
             }
         )
         end_recording_with_child(injector_path)

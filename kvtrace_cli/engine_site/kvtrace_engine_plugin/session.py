@@ -190,6 +190,8 @@ class Session:
             engine_version=engine_facts.engine_version(),
             model_runner=self._model_runner,
             ranks=engine_facts.ranks(runner),
+            world_sizes=engine_facts.world_sizes(runner),
+            several_hosts=engine_facts.several_hosts(runner),
             block_sizes=self._block_sizes,
             injector_path=self._injector_path,
             missing=[*self.missing, *output_fields],

@@ -2,7 +2,8 @@
 
 A test-only plug-in: with this directory on PYTHONPATH and KVTRACE_TEST_FAULT set to one of FAULTS,
 the engine misbehaves in one way for requests whose id holds `kvtrace-` (dummy-slot-zero: in every
-dummy pass). For vLLM 0.26's V2 model runner.
+dummy pass; rank-shift: in one tensor rank, each row one slot further). For vLLM 0.26's V2 model
+runner.
 """
 
 import os
@@ -14,7 +15,10 @@ FAULTS = (
     "padding-last-slot",
     "freed-block-reused",
     "block-size-mixup",
+    "rank-shift",
 )
+# The tensor rank that has the fault `rank-shift`.
+SHIFTED_RANK = 1
 
 
 def register():
@@ -67,9 +71,15 @@ def _change_slots(fault):
         elif fault == "padding-last-slot":
             last = self.kv_cache_config.num_blocks * tables.block_sizes[0] - 1
             tables.slot_mappings[:, rows:padded] = last
+        elif fault == "rank-shift" and _tensor_rank() == SHIFTED_RANK:
+            tables.slot_mappings[:, :rows] += 1
         return result
 
     runner_class.prepare_attn = prepare_attn
+
+
+def _tensor_rank():
+    return import_module("vllm.distributed.parallel_state").get_tp_group().rank_in_group
 
 
 def _give_away_a_block_in_use():
