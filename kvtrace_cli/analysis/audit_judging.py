@@ -7,6 +7,7 @@ from kvtrace_cli.analysis.audit_doubts import Unjudged
 from kvtrace_cli.analysis.audit_input import AuditInput
 from kvtrace_cli.analysis.audit_missing import missing_writes
 from kvtrace_cli.analysis.audit_model import FINDING_SCHEMA, Judged, RowCount
+from kvtrace_cli.analysis.audit_ranks import RankSlots
 from kvtrace_cli.analysis.audit_rules import judge_writes
 from kvtrace_cli.analysis.audit_writes import (
     DRAFT,
@@ -27,14 +28,16 @@ _COUNTS_SCHEMA = {"owner": pl.String, "writes": pl.UInt32, "stores": pl.UInt32}
 class Judging:
     """The findings of a recording, and of how many rows and writes they are."""
 
-    def __init__(self, given: AuditInput, *, with_cached: bool) -> None:
+    def __init__(self, given: AuditInput, ranks: RankSlots, *, with_cached: bool) -> None:
         """Judge everything.
 
         Args:
             given: what the rules look at.
+            ranks: holds tensor ranks against each other.
             with_cached: whether cached tokens can be judged: every write is known.
         """
         self._given = given
+        self._compared_ranks = ranks.compared
         self._counts = [pl.DataFrame(schema=_COUNTS_SCHEMA)]
         self._expected_writes = 0
         self._maybe_freed = 0
@@ -45,8 +48,12 @@ class Judging:
             found += self._judge(part)
             if cached:
                 cached.add(part)
+            if ranks.compared:
+                ranks.add(part)
         if cached:
             found.append(cached.findings())
+        if ranks.compared:
+            found.append(ranks.findings())
         self.findings = pl.concat([_as_findings(part) for part in found]).sort(
             "process_id", "step_stamp", "sequence", nulls_last=True, maintain_order=True
         )
@@ -98,6 +105,7 @@ class Judging:
             owners=tuple(self._owners()),
             ownerless_stores=self._ownerless_stores(),
             other_outputs=given.survey.other_outputs,
+            compared_ranks=self._compared_ranks,
         )
 
     def _owners(self) -> list[RowCount]:

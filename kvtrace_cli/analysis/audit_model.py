@@ -11,7 +11,8 @@ import polars as pl
 class Rule(Enum):
     """What can be wrong with a KV write; docs/audit.md has the meaning of each.
 
-    A write that breaks several rules is reported under the first of them in this order.
+    A write that breaks several rules is reported under the first of them in this order. The last
+    rule holds ranks against each other, and is reported beside the others.
     """
 
     PADDING_ROW_WROTE = "padding-row-wrote"
@@ -26,6 +27,7 @@ class Rule(Enum):
     LAYERS_DISAGREE = "layers-disagree"
     MISSING_WRITE = "missing-write"
     READ_BEFORE_WRITE = "read-before-write"
+    RANK_SLOTS = "rank-slots"
 
 
 class AuditVerdict(Enum):
@@ -58,6 +60,7 @@ FINDING_SCHEMA: Final[dict[str, pl.DataType]] = {
     "held_by": pl.String(),
     "held_position": pl.Int64(),
     "in_null_block": pl.Boolean(),
+    "other_process_id": pl.UInt32(),
 }
 
 # A row of a step, or a token that was taken from the prefix cache.
@@ -72,12 +75,15 @@ class Finding:
     those of the written slot; where nothing was written, of the expected one. `held_by` and
     `held_position` are the request and the token position that the written slot belongs to, and
     `in_null_block` says whether it is in the block that stands for none; of a token from the prefix
-    cache they are what its slot was last written as.
-    `sequence` is the first of `stores` store events of the write; `ranks` names the process's.
+    cache they are what its slot was last written as. Where ranks part, `expected_slot` is what
+    the rank `other_rank`, of process `other_process_id`, wrote.
+    `sequence` is the first of `stores` store events of the write; `ranks` are the process's, and
+    `rank` is their name, empty if there is one rank in all.
     """
 
     rule: Rule
     process_id: int
+    rank: str
     ranks: Mapping[str, int]
     context_index: int | None
     step_stamp: int | None
@@ -98,17 +104,26 @@ class Finding:
     held_by: str | None
     held_position: int | None
     in_null_block: bool | None
+    other_process_id: int | None
+    other_rank: str
 
     @property
     def text(self) -> str:
         """Say in one sentence what is wrong."""
-        return _TEXTS[self.rule].format(
+        text = _NOTHING_WRITTEN if self._lacks_on_a_rank() else _TEXTS[self.rule]
+        return text.format(
             who=self._who(),
             what=self.part or "a value",
             where=self._where(),
             holder=self._holder(),
             last=self._last_writer(),
+            rank=self.rank,
+            other=self.other_rank,
+            slot=self.expected_slot,
         )
+
+    def _lacks_on_a_rank(self) -> bool:
+        return self.rule is Rule.RANK_SLOTS and self.written_slot is None
 
     def _who(self) -> str:
         if self.request_id is None:
@@ -150,7 +165,9 @@ _TEXTS: Final = {
     Rule.LAYERS_DISAGREE: "{who} wrote {what} to {where}, other layers to another slot",
     Rule.MISSING_WRITE: "{who} did not write {what} to {where}",
     Rule.READ_BEFORE_WRITE: "{who} was taken as computed, but {where} {last}",
+    Rule.RANK_SLOTS: "{rank}: {who} wrote {what} to {where}; on {other} to slot {slot}",
 }
+_NOTHING_WRITTEN: Final = "{rank}: {who} did not write {what}; on {other} it did, to {where}"
 
 
 def _or(value: int | None) -> str:
@@ -188,7 +205,7 @@ class Judged:
     """What the audit looked at, so that no finding can be weighed: of how many.
 
     `ownerless_stores` belong to no recorded step; `other_outputs` are stores of instructions that
-    never write a KV tensor.
+    never write a KV tensor. `compared_ranks` of the processes were held against each other.
     """
 
     processes: int
@@ -201,6 +218,7 @@ class Judged:
     owners: tuple[RowCount, ...]
     ownerless_stores: int
     other_outputs: int
+    compared_ranks: int
 
 
 @dataclass(frozen=True)
@@ -214,6 +232,7 @@ class Audit:
     judged: Judged
     rules: tuple[RuleCount, ...]
     ranks: Mapping[int, Mapping[str, int]]
+    rank_names: Mapping[int, str]
     findings: pl.DataFrame = field(compare=False, repr=False)
 
     def each(self) -> Iterator[Finding]:
@@ -229,7 +248,14 @@ class Audit:
     def _each(self, findings: pl.DataFrame) -> Iterator[Finding]:
         for values in findings.iter_rows(named=True):
             rule = Rule(values.pop("rule"))
-            yield Finding(rule=rule, ranks=self.ranks.get(values["process_id"], {}), **values)
+            process_id, other = values["process_id"], values["other_process_id"]
+            yield Finding(
+                rule=rule,
+                rank=self.rank_names.get(process_id, ""),
+                ranks=self.ranks.get(process_id, {}),
+                other_rank=self.rank_names.get(other, ""),
+                **values,
+            )
 
 
 @dataclass(frozen=True)
@@ -257,6 +283,7 @@ class TokenPass:
     """
 
     process_id: int
+    rank: str
     ranks: Mapping[str, int]
     step_stamp: int
     step_kind: str

@@ -59,6 +59,25 @@ def step_slices(given: AuditInput) -> Iterator[StepSlice]:
     yield from pending.take(given)
 
 
+def writes_of_steps(steps: pl.DataFrame, given: AuditInput) -> pl.DataFrame:
+    """Read the stores of some steps once more.
+
+    Args:
+        steps: process_id and step_stamp; few, as all of their writes are returned at once.
+        given: the whole input.
+
+    Returns:
+        Their writes, as those of a StepSlice.
+    """
+    found = [pl.DataFrame(schema=_WRITES_SCHEMA)]
+    for stores in given.source():
+        of_steps = stores.join(steps, on=STEP_KEY, how="semi", maintain_order="left")
+        found.append(
+            _collapsed(of_steps.join(given.survey.other_instructions, on=_INSTRUCTION, how="anti"))
+        )
+    return _with_owners(_rejoined(pl.concat(found)), given)
+
+
 class _Pending:
     """Writes of steps that are not judged yet, and how many stores of each are to come."""
 

@@ -123,7 +123,14 @@ def _structure(
         old = list(_old_structure(before, after))
         equal = () if old else ("kernels", "graphs")
         return [*old, *drops], (*equal, *looked)
-    found = compare_structure(before.structure, after.structure, strict=strict)
+    found = compare_structure(
+        before.structure,
+        after.structure,
+        strict=strict,
+        has_idle_ranks=any(
+            (one.data_parallel or 1) > 1 for one in (before.settings, after.settings)
+        ),
+    )
     views = before.settings.kv_views, after.settings.kv_views
     layout = compare_layouts(*views)
     differences = [*([layout] if layout else []), *found.differences, *drops]

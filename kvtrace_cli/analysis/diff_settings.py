@@ -8,6 +8,7 @@ from kvtrace_cli.analysis.diff_model import Aspect, Difference
 from kvtrace_cli.analysis.diff_words import counted, listed
 from kvtrace_cli.analysis.model import Verdict
 from kvtrace_cli.analysis.run_facts import KvView, RequestKind, Settings, Summary
+from kvtrace_cli.dumps.rank_names import DATA, PIPELINE, TENSOR
 
 # What `--allow` can name: each makes a comparison meaningless unless it is wanted.
 ALLOWABLE: Final = (
@@ -16,6 +17,8 @@ ALLOWABLE: Final = (
     "emulated",
     "model-shape",
     "tensor-parallel",
+    "pipeline-parallel",
+    "data-parallel",
     "requests",
     "recording",
 )
@@ -100,9 +103,11 @@ def _settings_that_matter(
     elif None in shapes and before.model != after.model:
         names = _shown(before.model), _shown(after.model)
         yield "model-shape", "model, whose shape is not recorded on both sides", names
-    ranks = before.tensor_parallel, after.tensor_parallel
-    if ranks[0] != ranks[1] and None not in ranks:
-        yield "tensor-parallel", "tensor-parallel ranks", (str(ranks[0]), str(ranks[1]))
+    for dimension in (TENSOR, PIPELINE, DATA):
+        ranks = [getattr(side, f"{dimension}_parallel") for side in (before, after)]
+        if ranks[0] != ranks[1] and None not in ranks:
+            where = f"{dimension}-parallel ranks"
+            yield f"{dimension}-parallel", where, (str(ranks[0]), str(ranks[1]))
     requests = _requests_parting(before, after)
     if requests:
         yield "requests", *requests

@@ -45,7 +45,9 @@ class Findings:
     """Collects differences: alike ones of several requests are one, in the order of the first."""
 
     rules: list[str] = field(default_factory=list)
-    _found: dict[tuple[str, str, str, str, bool], list[int]] = field(default_factory=dict)
+    # The ranks that are looked at, if not all of them are at once.
+    ranks: str = ""
+    _found: dict[tuple[str, str, str, str, str, bool], list[int]] = field(default_factory=dict)
 
     def look(self, rule: str) -> None:
         """Note that a rule was looked at."""
@@ -53,7 +55,7 @@ class Findings:
 
     def add(self, rule: str, parting: Parting, *, decides: bool = True, request: int = 0) -> None:
         """Add a difference; `request` counts measured requests from 1, 0 for none."""
-        key = (rule, parting.place, parting.before, parting.after, decides)
+        key = (rule, self.ranks, parting.place, parting.before, parting.after, decides)
         self._found.setdefault(key, []).append(request)
 
     @property
@@ -61,9 +63,14 @@ class Findings:
         """The differences, each once."""
         return [
             Difference(
-                Aspect.STRUCTURE, rule, _where(place, requests), before, after, decides=decides
+                Aspect.STRUCTURE,
+                rule,
+                ", ".join(filter(None, (ranks, _where(place, requests)))),
+                before,
+                after,
+                decides=decides,
             )
-            for (rule, place, before, after, decides), requests in self._found.items()
+            for (rule, ranks, place, before, after, decides), requests in self._found.items()
         ]
 
     @property
@@ -73,7 +80,9 @@ class Findings:
         return tuple(rule for rule in dict.fromkeys(self.rules) if rule not in differing)
 
 
-def compare_structure(before: Structure, after: Structure, *, strict: bool) -> Findings:
+def compare_structure(
+    before: Structure, after: Structure, *, strict: bool, has_idle_ranks: bool = False
+) -> Findings:
     """Compare how two runs wrote the cache.
 
     Args:
@@ -81,13 +90,14 @@ def compare_structure(before: Structure, after: Structure, *, strict: bool) -> F
         after: of the second side.
         strict: what was launched outside of measured requests decides too, and so does how
             requests that ran at once were batched.
+        has_idle_ranks: data ranks without a request run along, how long hangs on timing.
 
     Returns:
         The findings. What decides: kernels, KV layout and what measured requests did. How
         requests that ran at once were batched hangs on their timing, so it is listed only. A run
         without measured requests is judged by its whole life.
     """
-    return _Comparison(before, after, strict=strict).findings()
+    return _Comparison(before, after, strict=strict, has_idle_ranks=has_idle_ranks).findings()
 
 
 def compare_drops(before: DumpCounts, after: DumpCounts) -> Iterator[Difference]:
@@ -100,10 +110,13 @@ def compare_drops(before: DumpCounts, after: DumpCounts) -> Iterator[Difference]
 
 
 class _Comparison:
-    def __init__(self, before: Structure, after: Structure, *, strict: bool) -> None:
+    def __init__(
+        self, before: Structure, after: Structure, *, strict: bool, has_idle_ranks: bool
+    ) -> None:
         self._before = before
         self._after = after
         self._strict = strict
+        self._has_idle_ranks = has_idle_ranks
         self._all_alone = before.all_alone and after.all_alone
         self._pairs = list(zip(before.requests, after.requests, strict=False))
         self._found = Findings()
@@ -111,14 +124,22 @@ class _Comparison:
         self._parted: set[int] = set()
 
     def findings(self) -> Findings:
+        by_rank = _paired_by_rank(*(side.processes for side in self._sides))
         self._kernels()
-        self._processes()
-        for one, other in zip(self._before.processes, self._after.processes, strict=False):
+        self._processes(are_paired=by_rank is not None)
+        pairs = by_rank or [
+            ("", one, other)
+            for one, other in zip(*(side.processes for side in self._sides), strict=False)
+        ]
+        for ranks, one, other in pairs:
+            self._found.ranks = ranks
             self._courses(one, other)
             self._graphs(one, other)
+        self._found.ranks = ""
         self._requests()
         self._rows()
-        for one, other in zip(self._before.processes, self._after.processes, strict=False):
+        for ranks, one, other in pairs:
+            self._found.ranks = ranks
             self._layers(one, other)
             self._phases(one, other)
         return self._found
@@ -153,13 +174,13 @@ class _Comparison:
                     decides=self._strict,
                 )
 
-    def _processes(self) -> None:
+    def _processes(self, *, are_paired: bool) -> None:
         self._found.look("processes")
         counts = [sum(one.processes for one in side.processes) for side in self._sides]
         if counts[0] != counts[1]:
             one, other = (counted(count, "process") for count in counts)
             self._found.add("processes", Parting("who writes the cache", one, other))
-        elif len(self._before.processes) != len(self._after.processes):
+        elif not are_paired and len(self._before.processes) != len(self._after.processes):
             one, other = (
                 f"{len(side.processes)} sorts of processes, told by what they launch"
                 for side in self._sides
@@ -318,7 +339,8 @@ class _Comparison:
                 self._found.add(
                     f"{kind}-rows",
                     Parting(f"{kind} rows that entered in measured requests", one, other),
-                    decides=self._all_alone or self._strict,
+                    decides=self._strict
+                    or (self._all_alone and not (kind == "dummy" and self._has_idle_ranks)),
                 )
 
     def _row_stores(self, kind: str) -> None:
@@ -402,6 +424,29 @@ class _Comparison:
 
     def _sort(self, run: LaunchRun) -> tuple[str, tuple[int, int, int], tuple[int, int, int]]:
         return self._replaced.get(run.kernel, run.kernel), run.grid, run.block
+
+
+def _paired_by_rank(
+    before: Sequence[ProcessFacts], after: Sequence[ProcessFacts]
+) -> list[tuple[str, ProcessFacts, ProcessFacts]] | None:
+    """Pair what each rank did with what the rank of the same name did.
+
+    Returns:
+        (ranks, before, after) of each pair, once for all ranks that share it; `ranks` is empty if
+        there is but one. None unless the ranks of all processes are known on both sides.
+    """
+    if any(len(one.ranks) != one.processes for one in (*before, *after)):
+        return None
+    others = {rank: number for number, one in enumerate(after) for rank in one.ranks}
+    found: dict[tuple[int, int], list[str]] = {}
+    for number, one in enumerate(before):
+        for rank in one.ranks:
+            if rank in others:
+                found.setdefault((number, others[rank]), []).append(rank)
+    return [
+        (listed(ranks) if len(found) > 1 else "", before[pair[0]], after[pair[1]])
+        for pair, ranks in found.items()
+    ]
 
 
 def compare_layouts(

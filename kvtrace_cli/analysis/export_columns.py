@@ -6,9 +6,9 @@ from typing import Final
 import polars as pl
 
 # Raised when a column goes, or changes its meaning, unit or type; a new column does not count.
-EXPORT_SCHEMA_VERSION: Final = 1
+EXPORT_SCHEMA_VERSION: Final = 2
 
-# World rank of a process that did not tell its own.
+# Rank of a process that did not tell its own.
 UNKNOWN_RANK: Final = -1
 
 GPU_NS: Final = "ns, GPU globaltimer"

@@ -18,6 +18,7 @@ from kvtrace_cli.analysis.export_columns import (
 )
 from kvtrace_cli.analysis.joined import SLICE_EVENTS, slices, store_slices
 from kvtrace_cli.analysis.model import Reconciliation
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.analysis.row_mapping import ROW_AXIS, row_of_block, with_row_axis
 from kvtrace_cli.analysis.steps import KV_GROUP, STEP_KEY, STEP_KIND, STEP_STAMP, StepTables
 from kvtrace_cli.analysis.stores import located_slices
@@ -55,12 +56,12 @@ class ExportSource:
 
     @property
     def ranks(self) -> dict[int, int]:
-        """World rank of each process whose engine told it."""
-        known = (
-            (process.process_id, ((process.started or {}).get("ranks") or {}).get("world"))
-            for process in self.recording.steps
-        )
-        return {process_id: rank for process_id, rank in known if rank is not None}
+        """Number, over all engines, of the rank of each process whose engine told it."""
+        return {
+            rank.process_id: rank.number
+            for rank in ranks_of(self.recording).present
+            if rank.process_id is not None
+        }
 
     def tables_recorded(self) -> dict[str, bool]:
         """Say of each table whether what it holds was recorded at all."""

@@ -1,13 +1,15 @@
 """The books of each dump file: what its header counts against what its records show."""
 
+from collections.abc import Sequence
+
 import polars as pl
 
-from kvtrace_cli.analysis.joined import SLICE_EVENTS, entries_of, is_store
+from kvtrace_cli.analysis.joined import JoinedEvents
 from kvtrace_cli.analysis.model import FileBooks
+from kvtrace_cli.dumps.event_source import EventDump
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
     PROCESS_ID,
-    SEQUENCE,
     Dump,
     Recording,
     failure_site_name,
@@ -15,12 +17,15 @@ from kvtrace_cli.dumps.schema import (
 )
 
 
-def file_books(recording: Recording, launches: pl.DataFrame) -> tuple[FileBooks, ...]:
+def file_books(
+    recording: Recording, launches: pl.DataFrame, contexts: Sequence[JoinedEvents]
+) -> tuple[FileBooks, ...]:
     """Check every dump file: event files first, then launch files.
 
     Args:
         recording: the dumps.
         launches: from `launch_frame`.
+        contexts: the joined events of the event files.
 
     Returns:
         One FileBooks per dump. A gap is a sequence that no event has; gaps are summed.
@@ -33,9 +38,12 @@ def file_books(recording: Recording, launches: pl.DataFrame) -> tuple[FileBooks,
     }
     return tuple(
         _event_books(
-            dump, launches, dropped[dump.header.process_id], _stores_dropped(recording, dump)
+            context,
+            launches,
+            dropped[context.process_id],
+            _stores_dropped(recording, context.dump),
         )
-        for dump in recording.events
+        for context in contexts
     ) + tuple(_books(dump) for dump in recording.launches)
 
 
@@ -56,7 +64,7 @@ def _blocks_of_dropped(recording: Recording, dump: Dump) -> int | None:
     return None
 
 
-def _stores_dropped(recording: Recording, dump: Dump) -> int | None:
+def _stores_dropped(recording: Recording, dump: EventDump) -> int | None:
     """Return how many of an event file's drops were stores; None if nobody knows.
 
     The injector journals it at an orderly end.
@@ -73,45 +81,33 @@ def _stores_dropped(recording: Recording, dump: Dump) -> int | None:
 
 
 def _event_books(
-    dump: Dump,
+    context: JoinedEvents,
     launches: pl.DataFrame,
     blocks_of_dropped_launches: int | None,
     stores_dropped: int | None,
 ) -> FileBooks:
-    header = dump.header
+    header, counts = context.dump.header, context.counts
     blocks = launches.filter(
         "is_patched",
         pl.col(PROCESS_ID) == header.process_id,
         pl.col(CONTEXT_INDEX) == header.context_index,
     )["expected_blocks"]
     expected = int(blocks.sum()) + (blocks_of_dropped_launches or 0)
-    stores_written = int(dump.records.select(is_store().sum()).item())
     is_known = blocks_of_dropped_launches is not None and stores_dropped is not None
-    entries = header.record_count - stores_written + header.dropped_count - (stores_dropped or 0)
-    sequence = dump.records[SEQUENCE]
+    entries = counts.entries + header.dropped_count - (stores_dropped or 0)
     return _books(
-        dump,
-        sequence_gaps=0 if sequence.is_empty() else sequence[-1] + 1 - len(sequence),
-        timer_steps_backwards=_steps_backwards(
-            entries_of(dump.records.select("event_kind", "gpu_globaltimer_ns"))[
-                "gpu_globaltimer_ns"
-            ]
-        ),
+        context.dump,
+        sequence_gaps=counts.sequence_gaps,
+        timer_steps_backwards=counts.timer_steps_backwards,
         expected_blocks=expected,
         books_balance=expected == entries if is_known else None,
-        stores_written=stores_written,
+        stores_written=counts.stores,
         stores_dropped=stores_dropped,
     )
 
 
-def _steps_backwards(timer: pl.Series) -> int:
-    """Count values below the one before; slices overlap by one, so that no step is left out."""
-    parts = (timer.slice(first, SLICE_EVENTS + 1) for first in range(0, len(timer), SLICE_EVENTS))
-    return sum(int((part < part.shift(1)).sum()) for part in parts)
-
-
 def _books(
-    dump: Dump,
+    dump: Dump | EventDump,
     *,
     sequence_gaps: int = 0,
     timer_steps_backwards: int = 0,

@@ -1,12 +1,11 @@
 """Per graph exec: nodes, replays, their order, and when their blocks entered."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import JoinedEvents, slices
+from kvtrace_cli.analysis.joined import JoinedEvents
 from kvtrace_cli.analysis.measured import STRETCH
 from kvtrace_cli.analysis.model import Durations, GraphShape
 from kvtrace_cli.dumps.schema import LAUNCH_INDEX, LAYER_INDEX
@@ -63,7 +62,7 @@ def graph_shapes(
     if nodes.is_empty():
         return ()
     replays = _replays(nodes)
-    steps = _timer_steps_backwards(nodes, contexts)
+    steps = _timer_steps_backwards(contexts, measured_only=measured_only)
     execs = _execs(nodes).join(_same_nodes(nodes), on="first_of_exec", validate="1:1")
     execs = execs.join(steps, on="first_of_exec", how="left", validate="1:1").sort("first_of_exec")
     return tuple(
@@ -130,25 +129,14 @@ def _same_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _timer_steps_backwards(nodes: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
-    """Count per exec the steps back from one of its events to the next, across slices too."""
-    execs = nodes.select(LAUNCH_INDEX, "first_of_exec")
-    timer = pl.col("gpu_globaltimer_ns").cast(pl.Int64)
-    parts = pl.concat(
-        part.filter("matched")
-        .select(LAUNCH_INDEX, "gpu_globaltimer_ns")
-        .join(execs, on=LAUNCH_INDEX, validate="m:1", maintain_order="left")
-        .group_by("first_of_exec")
-        .agg(
-            timer.first().alias("first"),
-            timer.last().alias("last"),
-            (timer.diff() < 0).sum().alias("steps"),
-        )
-        for part in chain([JoinedEvents.nothing().frame()], slices(contexts))
-    )
-    between = (pl.col("first") - pl.col("last").shift(1) < 0).sum()
-    return parts.group_by("first_of_exec", maintain_order=True).agg(
-        (pl.col("steps").sum() + between).alias("timer_steps_backwards")
+def _timer_steps_backwards(
+    contexts: Sequence[JoinedEvents], *, measured_only: bool
+) -> pl.DataFrame:
+    """Return per exec the steps back from one of its events to the next."""
+    counts = [context.counts for context in contexts]
+    nothing = pl.DataFrame(schema={"first_of_exec": pl.UInt32, "timer_steps_backwards": pl.UInt32})
+    return pl.concat(
+        [nothing, *(one.measured_exec_steps if measured_only else one.exec_steps for one in counts)]
     )
 
 

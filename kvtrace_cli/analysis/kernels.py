@@ -1,17 +1,24 @@
 """Which function each program counter stands for, and whether all witnesses agree."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import polars as pl
 
-from kvtrace_cli.analysis.joined import JoinedEvents, slices
+from kvtrace_cli.analysis.joined import JoinedEvents
 from kvtrace_cli.analysis.model import KernelEvidence
 from kvtrace_cli.dumps import abi
-from kvtrace_cli.dumps.schema import CONTEXT_INDEX, LAUNCH_INDEX, PROCESS_ID
+from kvtrace_cli.dumps.schema import CONTEXT_INDEX, PROCESS_ID
 
 _CONTEXT_KEY = (PROCESS_ID, CONTEXT_INDEX)
+_PC_SCHEMA = {
+    PROCESS_ID: pl.UInt32,
+    CONTEXT_INDEX: pl.UInt16,
+    "pc": pl.UInt64,
+    "kernel_slot": pl.UInt32,
+    "event_slot": pl.UInt32,
+    "blocks": pl.UInt64,
+}
 _BOUND_SCHEMA = {
     PROCESS_ID: pl.UInt32,
     CONTEXT_INDEX: pl.UInt16,
@@ -21,31 +28,26 @@ _BOUND_SCHEMA = {
 }
 
 
-def matched_pcs(launches: pl.DataFrame, contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
-    """Count matched events by context, program counter, and the kernel slots of both sides.
+def matched_pcs(contexts: Sequence[JoinedEvents]) -> pl.DataFrame:
+    """Return the matched entries by context, program counter, and the kernel slots of both sides.
 
     Returns:
         `process_id`, `context_index`, `pc`, `kernel_slot` (of the launch), `event_slot` (of the
         event, null if the event leaves it to its pc), `blocks`.
     """
     from_pc = abi.constant("KVTRACE_KERNEL_SLOT_FROM_PC")
-    nothing = JoinedEvents.nothing().frame()
-    counted = pl.concat(
-        part.filter("matched")
-        .group_by(LAUNCH_INDEX, "pc", pl.col("kernel_slot").alias("event_slot"))
-        .agg(pl.len().alias("blocks"))
-        for part in chain([nothing], slices(contexts))
-    )
-    return (
-        counted.join(
-            launches.select(LAUNCH_INDEX, *_CONTEXT_KEY, "kernel_slot"),
-            on=LAUNCH_INDEX,
-            validate="m:1",
+    counted = (
+        context.counts.pcs.select(
+            pl.lit(context.process_id, pl.UInt32).alias(PROCESS_ID),
+            pl.lit(context.context_index, pl.UInt16).alias(CONTEXT_INDEX),
+            "pc",
+            "kernel_slot",
+            pl.when(pl.col("event_slot") != from_pc).then("event_slot"),
+            "blocks",
         )
-        .with_columns(pl.when(pl.col("event_slot") != from_pc).then("event_slot"))
-        .group_by(*_CONTEXT_KEY, "pc", "kernel_slot", "event_slot")
-        .agg(pl.col("blocks").sum())
+        for context in contexts
     )
+    return pl.concat([pl.DataFrame(schema=_PC_SCHEMA), *counted])
 
 
 def bound_functions(journal: Sequence[dict[str, Any]]) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from kvtrace_cli.analysis.measured import STRETCH, with_stretches
+from kvtrace_cli.analysis.measured import STRETCH, ForeignStretches, with_stretches
 from kvtrace_cli.analysis.steps import STEP_KEY, STEP_KIND, STEP_STAMP
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.schema import (
@@ -30,7 +30,10 @@ _STEP_RANK_KEY: Final = (PROCESS_ID, CONTEXT_INDEX, STEP_STAMP, "kernel_slot")
 
 
 def launch_frame(
-    dumps: Sequence[Dump], requests: Sequence[dict[str, Any]], steps: pl.DataFrame
+    dumps: Sequence[Dump],
+    requests: Sequence[dict[str, Any]],
+    steps: pl.DataFrame,
+    foreign: ForeignStretches,
 ) -> pl.DataFrame:
     """Put the launch records of all processes in one frame and derive what they imply.
 
@@ -38,6 +41,7 @@ def launch_frame(
         dumps: launch files, one per process, records in publish order.
         requests: lines of requests.jsonl.
         steps: from `step_frame`.
+        foreign: of the processes whose host times are on another clock than the requests'.
 
     Returns:
         One row per record: the ABI's columns, `process_id`, and derived: `launch_index` (row
@@ -61,7 +65,7 @@ def launch_frame(
         for dump in dumps
     ]
     launches = pl.concat([empty, *frames]).with_row_index(LAUNCH_INDEX)
-    launches = with_stretches(_with_geometry(launches), requests).with_columns(
+    launches = with_stretches(_with_geometry(launches), requests, foreign).with_columns(
         pl.col(STRETCH).is_not_null().alias(IS_MEASURED)
     )
     if steps.is_empty():

@@ -1,11 +1,13 @@
 """When measured requests were under way: which launches belong to one, or to several at once."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
-from kvtrace_cli.dumps.schema import REQUEST_INDEX
+from kvtrace_cli.analysis.steps import STEP_KEY
+from kvtrace_cli.dumps.schema import PROCESS_ID, REQUEST_INDEX
 
 # A measured stretch: requests that overlap in time are one. Counted from 0 in the order of time.
 STRETCH: Final = "measured_stretch"
@@ -46,12 +48,39 @@ def measured_stretches(
     return found
 
 
-def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -> pl.DataFrame:
+@dataclass(frozen=True)
+class ForeignStretches:
+    """What is measured of processes whose host times are on another clock than the requests'.
+
+    `by_step` has process_id, step_stamp, measured_stretch and request_index of those of their
+    steps that had a row of a measured request.
+    """
+
+    processes: frozenset[int]
+    by_step: pl.DataFrame
+
+    def put_into(self, launches: pl.DataFrame) -> pl.DataFrame:
+        """Replace what the clock says of the launches of these processes."""
+        if not self.processes:
+            return launches
+        is_foreign = launches.select(pl.col(PROCESS_ID).is_in(list(self.processes))).to_series()
+        found = launches.select(STEP_KEY).join(
+            self.by_step, on=STEP_KEY, how="left", maintain_order="left", validate="m:1"
+        )
+        return launches.with_columns(
+            found[name].zip_with(is_foreign, launches[name]) for name in (STRETCH, REQUEST_INDEX)
+        )
+
+
+def with_stretches(
+    launches: pl.DataFrame, requests: Sequence[dict[str, Any]], foreign: ForeignStretches
+) -> pl.DataFrame:
     """Add to each launch the measured stretch it was submitted in.
 
     Args:
-        launches: with `host_monotonic_ns`.
+        launches: with `host_monotonic_ns`, `process_id` and `step_stamp`.
         requests: lines of requests.jsonl.
+        foreign: of the processes with another clock.
 
     Returns:
         `launches` with `measured_stretch` (null outside), and `request_index`: set where exactly
@@ -71,4 +100,4 @@ def with_stretches(launches: pl.DataFrame, requests: Sequence[dict[str, Any]]) -
             for name in (STRETCH, REQUEST_INDEX)
         )
     )
-    return launches.hstack(found)
+    return foreign.put_into(launches.hstack(found))

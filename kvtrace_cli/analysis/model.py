@@ -9,6 +9,7 @@ import polars as pl
 
 from kvtrace_cli.analysis.joined import JoinedEvents, all_entries
 from kvtrace_cli.analysis.kernel_names import kernel_title
+from kvtrace_cli.analysis.rank_model import RankAccount, RankBooks
 from kvtrace_cli.dumps.schema import DECODE_STEP, LAUNCH_INDEX, LAYER_INDEX
 
 
@@ -214,6 +215,7 @@ class Attribution:
 
     `tokens` has one row per process, request and position: `process_id`, `request_id`, `position`,
     `layers` (expected), `layers_entered`, `k_layers`, `v_layers` (null: not recorded).
+    `wrong_cells` is what `WrongCells` collects.
     """
 
     has_steps: bool
@@ -224,6 +226,7 @@ class Attribution:
     requests: tuple[RequestWrites, ...]
     notes: tuple[str, ...]
     tokens: pl.DataFrame = field(compare=False, repr=False)
+    wrong_cells: pl.DataFrame = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,7 @@ class Reconciliation:
     order_join: OrderJoin
     stores: StoreCounts | None
     unjudged_processes: tuple[int, ...]
+    ranks: RankBooks
     contexts: tuple[JoinedEvents, ...] = field(compare=False, repr=False)
     launches: pl.DataFrame = field(compare=False, repr=False)
 
@@ -286,3 +290,10 @@ class Reconciliation:
         return all_entries(self.contexts).join(
             steps, on=LAUNCH_INDEX, how="left", maintain_order="left", validate="m:1"
         )
+
+
+def rank_verdict(account: RankAccount) -> Verdict:
+    """Return what is to be said of one rank by itself."""
+    if account.faults or account.has_file_faults:
+        return Verdict.MISMATCH
+    return Verdict.INCONCLUSIVE if account.doubts else Verdict.AGREES

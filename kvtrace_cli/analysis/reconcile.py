@@ -3,9 +3,10 @@
 import polars as pl
 
 from kvtrace_cli.analysis import populations
+from kvtrace_cli.analysis.context_launches import JOINED_COLUMNS
 from kvtrace_cli.analysis.files import file_books
 from kvtrace_cli.analysis.graph_shape import graph_shapes
-from kvtrace_cli.analysis.joined import JoinedEvents, is_store
+from kvtrace_cli.analysis.joined import JoinedEvents
 from kvtrace_cli.analysis.kernels import (
     bound_functions,
     count_disagreements,
@@ -13,34 +14,29 @@ from kvtrace_cli.analysis.kernels import (
     matched_pcs,
 )
 from kvtrace_cli.analysis.launches import launch_frame
-from kvtrace_cli.analysis.matching import count_same_by_order, match_events
-from kvtrace_cli.analysis.measured import measured_windows
+from kvtrace_cli.analysis.matching import match_context
+from kvtrace_cli.analysis.measured import STRETCH, measured_windows
+from kvtrace_cli.analysis.measured_steps import foreign_stretches
 from kvtrace_cli.analysis.model import OrderJoin, Reconciliation, StoreCounts
+from kvtrace_cli.analysis.outcomes import Outcomes
+from kvtrace_cli.analysis.rank_books import rank_books
 from kvtrace_cli.analysis.steps import step_frame
 from kvtrace_cli.analysis.verdict import judge, judged_processes, notes
-from kvtrace_cli.dumps.schema import (
-    CONTEXT_INDEX,
-    LAUNCH_INDEX,
-    PROCESS_ID,
-    Recording,
-)
+from kvtrace_cli.dumps.event_source import U64
+from kvtrace_cli.dumps.schema import CONTEXT_INDEX, PROCESS_ID, Recording
 
 # As the manifest names it.
 _EMULATED_ENGINE = "emulator"
 _BY_STAMP = "grid id and launch stamp"
 _BY_COUNT = "grid id and order of occurrence"
-# All that joining looks at, of the many columns of launches.
-_JOINED_COLUMNS = (
-    LAUNCH_INDEX,
-    "grid_id",
-    "join_stamp",
-    "grid_dim_x",
-    "grid_dim_y",
-    "grid_dim_z",
-    "expected_blocks",
+# What else is looked at of the launches of a context.
+_CONTEXT_COLUMNS = (
+    *JOINED_COLUMNS,
     "is_graph_node",
     "stream",
     "api_stream",
+    "first_of_exec",
+    STRETCH,
 )
 
 
@@ -58,25 +54,35 @@ def reconcile(recording: Recording) -> Reconciliation:
     Units: host times on CLOCK_MONOTONIC, GPU times on the GPU globaltimer, never subtracted from
     each other. Source: dump ABI v1; design.md, section 4.
     """
-    launches = launch_frame(recording.launches, recording.requests, step_frame(recording.steps))
-    contexts, order_join = _match_contexts(recording, launches)
-    launches = populations.with_outcomes(launches, contexts)
-    files = file_books(recording, launches)
+    steps = step_frame(recording.steps)
+    foreign = foreign_stretches(recording)
+    launches = launch_frame(recording.launches, recording.requests, steps, foreign)
+    contexts, outcomes, order_join = _match_contexts(recording, launches)
+    launches = populations.with_outcomes(launches, outcomes)
+    del outcomes  # as large as the launches
+    files = file_books(recording, launches, contexts)
     whole_life = populations.whole_life(launches, contexts)
     windows = measured_windows(recording.requests)
     measured = populations.measured(launches) if windows else None
     stores = _count_stores(recording, contexts)
-    pcs, bound = matched_pcs(launches, contexts), bound_functions(recording.journal)
+    pcs, bound = matched_pcs(contexts), bound_functions(recording.journal)
     disagreements = count_disagreements(pcs, bound)
+    ranks = rank_books(recording, launches, steps, files, contexts)
     verdict, reasons, doubts = judge(
-        recording, files, whole_life, measured, kernel_disagreements=disagreements, stores=stores
+        recording,
+        files,
+        whole_life,
+        measured,
+        kernel_disagreements=disagreements,
+        stores=stores,
+        ranks=ranks,
     )
     processes = {books.process_id for books in files}
     return Reconciliation(
         verdict=verdict,
         reasons=reasons,
         doubts=doubts,
-        notes=notes(recording, files, launches, order_join),
+        notes=notes(recording, files, launches, order_join, ranks),
         emulated=_is_emulated(recording),
         incomplete=recording.incomplete,
         graph_join_method=_graph_join_method(launches),
@@ -91,6 +97,7 @@ def reconcile(recording: Recording) -> Reconciliation:
         order_join=order_join,
         stores=stores,
         unjudged_processes=tuple(sorted(processes - judged_processes(files, launches))),
+        ranks=ranks,
         contexts=contexts,
         launches=launches,
     )
@@ -98,48 +105,38 @@ def reconcile(recording: Recording) -> Reconciliation:
 
 def _match_contexts(
     recording: Recording, launches: pl.DataFrame
-) -> tuple[tuple[JoinedEvents, ...], OrderJoin]:
+) -> tuple[tuple[JoinedEvents, ...], list[Outcomes], OrderJoin]:
     """Join each event file to its context's launches."""
-    contexts = []
-    matches, total, streams = 0, 0, 0
+    contexts, outcomes = [], []
+    total, streams = 0, 0
     for dump in recording.events:
         header = dump.header
+        is_of_process = pl.col(PROCESS_ID) == header.process_id
         of_context = (
             launches.lazy()
-            .filter(
-                "is_patched",
-                pl.col(PROCESS_ID) == header.process_id,
-                pl.col(CONTEXT_INDEX) == header.context_index,
-            )
-            .select(_JOINED_COLUMNS)
+            .filter("is_patched", is_of_process, pl.col(CONTEXT_INDEX) == header.context_index)
+            .select(_CONTEXT_COLUMNS)
             .collect()
         )
-        launch_index, matched = match_events(dump.records, of_context)
-        contexts.append(
-            JoinedEvents(
-                header.process_id, header.context_index, dump.records, launch_index, matched
-            )
-        )
-        entered = _of_entries(dump.records, launch_index)
-        matches += count_same_by_order(entered, of_context)
-        total += 0 if of_context.is_empty() else len(entered)
+
+        def node_grids(is_of_process: pl.Expr = is_of_process) -> U64:
+            nodes = launches.lazy().filter("is_graph_node", is_of_process)
+            return nodes.select(pl.col("grid_id").unique()).collect()["grid_id"].to_numpy()
+
+        joined, found = match_context(dump, of_context, node_grids)
+        contexts.append(joined)
+        outcomes.append(found)
+        total += 0 if of_context.is_empty() else joined.counts.entries
         streams = max(streams, _stream_count(of_context))
-    return tuple(contexts), OrderJoin(matches, total, single_stream=streams == 1)
-
-
-def _of_entries(records: pl.DataFrame, launch_index: pl.Series) -> pl.Series:
-    entries = records.select(~is_store()).to_series()
-    return launch_index if entries.all() else launch_index.filter(entries)
+    same = sum(context.counts.same_by_order for context in contexts)
+    return tuple(contexts), outcomes, OrderJoin(same, total, single_stream=streams == 1)
 
 
 def _count_stores(recording: Recording, contexts: tuple[JoinedEvents, ...]) -> StoreCounts | None:
     """Count the stores; None if none were recorded and none were asked for."""
     asked = any(dump.header.has("KVTRACE_FILE_WRITES") for dump in recording.events)
-    recorded = matched = 0
-    for context in contexts:
-        stores = context.records.select(is_store()).to_series()
-        recorded += int(stores.sum())
-        matched += int((stores & context.matched).sum())
+    recorded = sum(context.counts.stores for context in contexts)
+    matched = sum(context.counts.matched_stores for context in contexts)
     return StoreCounts(recorded, matched) if asked or recorded else None
 
 
@@ -151,9 +148,10 @@ def _stream_count(launches: pl.DataFrame) -> int:
 
 def _is_emulated(recording: Recording) -> bool:
     """Ask the files, which know best, and the manifest, for a run that left none."""
-    dumps = (*recording.events, *recording.launches)
+    headers = [dump.header for dump in recording.events]
+    headers += [dump.header for dump in recording.launches]
     asked = recording.manifest.get("engine") == _EMULATED_ENGINE
-    return asked or any(dump.header.has("KVTRACE_FILE_EMULATED") for dump in dumps)
+    return asked or any(header.has("KVTRACE_FILE_EMULATED") for header in headers)
 
 
 def _graph_join_method(launches: pl.DataFrame) -> str | None:

@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from kvtrace_cli.analysis.audit_model import Audit
+from kvtrace_cli.analysis.joined import SLICE_EVENTS
 from kvtrace_cli.analysis.launches import IS_MEASURED
 from kvtrace_cli.analysis.measured import STRETCH
 from kvtrace_cli.analysis.model import Attribution, Reconciliation
@@ -17,20 +18,20 @@ from kvtrace_cli.analysis.report_model import (
     HeatMap,
     Mark,
     Pictures,
+    RankPictures,
     SequenceGap,
     Stretch,
     Timeline,
 )
 from kvtrace_cli.analysis.report_slots import no_slot_map, slot_map
 from kvtrace_cli.analysis.steps import STEP_STAMP, StepTables
+from kvtrace_cli.dumps.event_source import EventDump
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
     DECODE_STEP,
     LAUNCH_INDEX,
     LAYER_INDEX,
     PROCESS_ID,
-    SEQUENCE,
-    Dump,
     Recording,
 )
 
@@ -39,6 +40,8 @@ _MOST_MARKS: Final = 4_000
 # More columns than this are narrower than a phone's pixels.
 _MOST_COLUMNS: Final = 160
 _MOST_GAPS: Final = 12
+# So many ranks are drawn; what is left out is counted.
+_MOST_RANKS: Final = 8
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _CONTEXT_KEY: Final = (PROCESS_ID, CONTEXT_INDEX)
@@ -82,13 +85,12 @@ def pictures(
     `pass_times` says. Source: block-entry times, which say when a block began and nothing of how
     long it ran.
     """
-    chosen = _choose(result)
+    by_rank, other_ranks = _by_rank(result)
     gaps = [gap for dump in recording.events for gap in _gaps(dump)]
     slots = slot_map(recording, result, tables, attribution, audit)
     return Pictures(
-        stretch=chosen.stretch if chosen else None,
-        timeline=_timeline(chosen) if chosen else None,
-        heat_map=_heat_map(chosen) if chosen else None,
+        by_rank=by_rank,
+        other_ranks=other_ranks,
         slot_map=slots,
         no_slot_map="" if slots else no_slot_map(recording, result),
         gaps=tuple(gaps[:_MOST_GAPS]),
@@ -115,9 +117,35 @@ class _Chosen:
         return self.launches.filter("is_graph_node")
 
 
-def _choose(result: Reconciliation) -> _Chosen | None:
-    """Choose the measured launches of the context with the most; all launches if none is."""
+def _by_rank(result: Reconciliation) -> tuple[tuple[RankPictures, ...], int]:
+    """Return what is drawn of each rank, and how many more have something to draw."""
+    ranks = [
+        (account.rank.process_id, account.rank.name)
+        for account in result.ranks.accounts
+        if account.matched_blocks and account.rank.name
+    ]
+    shown = ranks[:_MOST_RANKS] or [(None, "")]
+    # A browser draws all of them, if only one is seen at a time.
+    most_marks = _MOST_MARKS // len(shown)
+    chosen = filter(None, (_choose(result, *rank) for rank in shown))
+    pictures = (
+        RankPictures(one.stretch, _timeline(one, most_marks), _heat_map(one, most_marks))
+        for one in chosen
+    )
+    return tuple(pictures), max(0, len(ranks) - len(shown))
+
+
+def _choose(result: Reconciliation, process_id: int | None, rank: str) -> _Chosen | None:
+    """Choose the measured launches of the context with the most; all launches if none is.
+
+    Args:
+        result: of the run.
+        process_id: only its contexts; None: those of all.
+        rank: name of the process's rank.
+    """
     entered = result.launches.lazy().filter(pl.col("matched_blocks") > 0)
+    if process_id is not None:
+        entered = entered.filter(pl.col(PROCESS_ID) == process_id)
     inside = entered.filter(IS_MEASURED).select(_COLUMNS).collect()
     is_measured = not inside.is_empty()
     if not is_measured:
@@ -133,6 +161,7 @@ def _choose(result: Reconciliation) -> _Chosen | None:
     placed = of_context.filter(pl.col(LAYER_INDEX).is_not_null())
     stretch = Stretch(
         measured=is_measured,
+        rank=rank,
         process_id=process_id,
         context_index=context_index,
         other_contexts=contexts.height - 1,
@@ -179,21 +208,21 @@ def _with_passes(launches: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _timeline(chosen: _Chosen) -> Timeline | None:
+def _timeline(chosen: _Chosen, most_marks: int) -> Timeline | None:
     """Draw each launch; where they are too many, each pass as one line through its layers."""
     launches = chosen.launches
     if launches.is_empty():
         return None
     passes = launches["pass_number"].n_unique()
-    if launches.height <= _MOST_MARKS:
+    if launches.height <= most_marks:
         mark, shown = Mark.POINT, launches.with_columns(pl.col(LAYER_INDEX).alias("last_layer"))
     else:
-        mark, shown = Mark.LINE, _as_lines(launches.filter(pl.col("pass_number") <= _MOST_MARKS))
+        mark, shown = Mark.LINE, _as_lines(launches.filter(pl.col("pass_number") <= most_marks))
     marks = _as_marks(shown)
     return Timeline(
         mark=mark,
         passes=passes,
-        shown_passes=min(passes, _MOST_MARKS),
+        shown_passes=min(passes, most_marks),
         layers=int(_most(marks["last_layer"])) + 1,
         span_ms=_most(marks["end_ms"]),
         marks=marks,
@@ -248,13 +277,13 @@ def _intervals(chosen: _Chosen) -> pl.DataFrame:
     )
 
 
-def _heat_map(chosen: _Chosen) -> HeatMap | None:
+def _heat_map(chosen: _Chosen, most_marks: int) -> HeatMap | None:
     intervals = _intervals(chosen)
     if intervals.is_empty():
         return None
     passes = int(_most(intervals["pass_number"]))
     layers = intervals["layer"].n_unique()
-    columns = max(1, min(_MOST_COLUMNS, _MOST_MARKS // layers))
+    columns = max(1, min(_MOST_COLUMNS, most_marks // layers))
     grouped = -(-passes // columns)
     first = (pl.col("pass_number") - 1) // grouped * grouped + 1
     cells = (
@@ -292,15 +321,16 @@ def _figures(recording: Recording, result: Reconciliation) -> Iterator[Figure]:
             yield Figure(figure.name, figure.of, figure.clock, median(figure.samples), figure.count)
 
 
-def _gaps(dump: Dump) -> Iterator[SequenceGap]:
+def _gaps(dump: EventDump) -> Iterator[SequenceGap]:
     """Yield the gaps between a dump's events; one before the first is a gap too."""
-    sequence = dump.records[SEQUENCE].cast(pl.Int64)
-    if sequence.is_empty():
-        return
-    before = sequence.shift(1, fill_value=-1)
-    is_gap = sequence - before > 1
-    for after, at in zip(before.filter(is_gap), sequence.filter(is_gap), strict=True):
-        yield SequenceGap(dump.name, after if after >= 0 else None, at - after - 1)
+    last = -1
+    for piece in dump.pieces(SLICE_EVENTS):
+        sequence = pl.Series(piece.sequence).cast(pl.Int64)
+        before = sequence.shift(1, fill_value=last)
+        is_gap = sequence - before > 1
+        for after, at in zip(before.filter(is_gap), sequence.filter(is_gap), strict=True):
+            yield SequenceGap(dump.name, after if after >= 0 else None, at - after - 1)
+        last = sequence[-1]
 
 
 def _quantile(values: pl.Series, share: float) -> float:

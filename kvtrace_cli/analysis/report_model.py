@@ -18,11 +18,12 @@ class Stretch:
     """Which launches are pictured: those of one GPU context, in the measured requests or in all.
 
     `process_id` and `context_index` name the context with the most launches, as each GPU has its
-    own clock; `other_contexts` counts those that are left out. `launches` had a block that entered,
-    `unplaced` of them belong to no layer that is known.
+    own clock, and `rank` is its process's; `other_contexts` counts those that are left out.
+    `launches` had a block that entered, `unplaced` of them belong to no layer that is known.
     """
 
     measured: bool
+    rank: str
     process_id: int
     context_index: int
     other_contexts: int
@@ -82,6 +83,7 @@ class SlotMap:
     """
 
     process_id: int
+    rank: str
     kv_group: int
     other_groups: int
     block_size: int
@@ -113,15 +115,24 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class RankPictures:
+    """What is drawn of one rank, or of a run of one; None where there is nothing to draw."""
+
+    stretch: Stretch
+    timeline: Timeline | None
+    heat_map: HeatMap | None
+
+
+@dataclass(frozen=True)
 class Pictures:
     """Everything a report draws of one run; None where there is nothing to draw.
 
-    `gaps` holds the first ones; `gap_count` counts all.
+    `by_rank` has the first ranks of which a block entered, `other_ranks` counts the rest. `gaps`
+    holds the first ones; `gap_count` counts all.
     """
 
-    stretch: Stretch | None
-    timeline: Timeline | None
-    heat_map: HeatMap | None
+    by_rank: tuple[RankPictures, ...]
+    other_ranks: int
     slot_map: SlotMap | None
     no_slot_map: str
     gaps: tuple[SequenceGap, ...]

@@ -77,6 +77,7 @@ def slot_map(
     shown = _shown_blocks(kv_blocks, slots, max(1, _MOST_SLOTS // block_size))
     return SlotMap(
         process_id=process_id,
+        rank=result.ranks.names.get(process_id, ""),
         kv_group=kv_group,
         other_groups=groups.height - 1,
         block_size=block_size,

@@ -81,7 +81,7 @@ def count_entries(
     """
     launches = launches.filter("is_patched").with_columns(_owner(), _grid_rows())
     of_rows = pl.concat([_of_whole_launches(launches, rows), *_of_others(launches, contexts, rows)])
-    entries = sum(part.height for part in slices(contexts))
+    entries = sum(context.counts.entries for context in contexts)
     strange = entries - int(launches["matched_blocks"].sum())
     whole_life = _row_counts(launches, of_rows)
     return Entries(
@@ -162,7 +162,7 @@ def _of_others(
         .join(lacking.select(LAUNCH_INDEX, ROW_AXIS), on=LAUNCH_INDEX)
         .group_by(LAUNCH_INDEX, row_of_block())
         .agg(pl.len().alias("entries"))
-        for part in slices(contexts)
+        for part in slices(contexts, "block_idx_x", "block_idx_y")
     )
     blocks_of_row = pl.col("expected_blocks") // pl.col("grid_rows")
     return [

@@ -59,6 +59,9 @@ class Settings:
     steps: bool
     kernels_asked: tuple[str, ...]
     listed: dict[str, Any]
+    # Not in summaries of version 2.
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class LayerBlocks:
 class ProcessFacts:
     """What a process launched; `processes` of them did just the same.
 
+    `ranks` are the names of those processes, empty if there is one rank in all or none is known.
     `courses` is cut at 64 requests, `courses_digest` is over all.
     `blocks_per_layer` is of measured launches whose layer is known, in the order of layers.
     """
@@ -160,6 +164,8 @@ class ProcessFacts:
     courses_digest: str
     phases: tuple[Phase, ...]
     blocks_per_layer: tuple[LayerBlocks, ...]
+    # Not in summaries of version 2.
+    ranks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """What was asked of a run and on what it ran, from its manifest, requests, steps and layouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvtrace_cli.analysis.outlines import MOST_KEPT, digest_of, runs_of
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.analysis.run_facts import KvView, RequestKind, Settings
+from kvtrace_cli.dumps.rank_names import DATA, PIPELINE, TENSOR
 from kvtrace_cli.dumps.schema import KvTensor, Layout, Recording
 
 # Settings that are listed if they differ and decide nothing, by the place where the manifest has
@@ -40,10 +42,13 @@ def run_settings(recording: Recording) -> Settings:
     manifest = recording.manifest
     kinds = list(_request_kinds(recording))
     kernels = _at(manifest, ("config", "recording", "kernels"))
+    sizes = _parallel_sizes(recording)
     return Settings(
         engine=_text(manifest.get("engine")),
         model=_text(manifest.get("model") or _at(manifest, ("config", "model"))),
-        tensor_parallel=_tensor_parallel(recording),
+        tensor_parallel=sizes.get(TENSOR),
+        pipeline_parallel=sizes.get(PIPELINE),
+        data_parallel=sizes.get(DATA),
         kv_views=_kv_views(recording),
         request_kinds=tuple(kinds[:MOST_KEPT]),
         requests_digest=digest_of(kinds),
@@ -83,12 +88,10 @@ def _started(recording: Recording) -> dict[str, Any]:
     return max(lines, key=lambda line: line[0], default=(False, {}))[1]
 
 
-def _tensor_parallel(recording: Recording) -> int | None:
-    """Return how many tensor-parallel ranks there are; None if no process says its own."""
-    ranks = [(process.started or {}).get("ranks") for process in recording.steps]
-    tensor = [rank.get("tensor") for rank in ranks if isinstance(rank, dict)]
-    known = [rank for rank in tensor if isinstance(rank, int)]
-    return max(known) + 1 if known else None
+def _parallel_sizes(recording: Recording) -> Mapping[str, int]:
+    """Return how many ranks there are in each dimension; nothing if no process says its own."""
+    ranks = ranks_of(recording)
+    return ranks.sizes if ranks.present or ranks.absent else {}
 
 
 def _request_kinds(recording: Recording) -> Iterator[RequestKind]:
@@ -110,15 +113,25 @@ def _asked(request: dict[str, Any]) -> tuple[str | None, int | None, int | None,
 
 
 def _kv_views(recording: Recording) -> tuple[KvView, ...] | None:
-    """Return the KV tensors of the first process with a layout, those alike as one."""
-    layout = next((process.layout for process in recording.steps if process.layout), None)
-    return None if layout is None else tuple(_views_of(layout))
+    """Return the KV tensors of the first process with a layout, those alike as one.
+
+    Of several pipeline ranks it is the first of each, as they share the layers.
+    """
+    layouts = {process.process_id: process.layout for process in recording.steps if process.layout}
+    first: dict[int, Layout] = {}
+    for rank in ranks_of(recording).present:
+        layout = layouts.get(rank.process_id or 0)
+        if layout and (rank.data, rank.tensor) == (0, 0):
+            first.setdefault(rank.pipeline, layout)
+    chosen = list(first.values()) or list(layouts.values())[:1]
+    return tuple(_views_of(chosen)) if chosen else None
 
 
-def _views_of(layout: Layout) -> Iterator[KvView]:
+def _views_of(layouts: Sequence[Layout]) -> Iterator[KvView]:
+    tensors = (tensor for layout in layouts for tensor in layout.tensors)
     views = [
         (tensor.group, tensor.role, tuple(_axes(tensor)), tensor.dtype)
-        for tensor in sorted(layout.tensors, key=lambda tensor: tensor.layer_index)
+        for tensor in sorted(tensors, key=lambda tensor: tensor.layer_index)
     ]
     for view in dict.fromkeys(views):
         group, role, axes, dtype = view

@@ -39,6 +39,15 @@ _SCHEMA: Final = {
     "thread_index": pl.UInt16,
     "in_kv_tensor": pl.Boolean,
 }
+# What is looked at of a store's event.
+_OF_EVENT: Final = (
+    SEQUENCE,
+    "block_idx_x",
+    "block_idx_y",
+    "address",
+    "access_size",
+    "thread_index",
+)
 _LAYER_RANK: Final = "layer_rank"
 
 
@@ -73,7 +82,7 @@ def located_slices(result: Reconciliation, recording: Recording) -> Iterator[pl.
         for process in recording.steps
         if process.layout
     }
-    for part in store_slices(result.contexts):
+    for part in store_slices(result.contexts, *_OF_EVENT):
         of_launch = [launches[name].gather(part[LAUNCH_INDEX]) for name in launches.columns]
         yield _located(part.hstack(of_launch), layouts.get(part[PROCESS_ID][0]))
 

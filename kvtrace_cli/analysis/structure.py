@@ -11,6 +11,7 @@ from kvtrace_cli.analysis.kernel_families import kernel_family
 from kvtrace_cli.analysis.kernels import bound_functions
 from kvtrace_cli.analysis.launches import IS_MEASURED
 from kvtrace_cli.analysis.measured import measured_stretches, measured_windows
+from kvtrace_cli.analysis.measured_steps import foreign_processes
 from kvtrace_cli.analysis.model import Attribution, Reconciliation, RequestWrites, RowCounts
 from kvtrace_cli.analysis.outlines import (
     DIGEST_LETTERS,
@@ -22,6 +23,7 @@ from kvtrace_cli.analysis.outlines import (
     period_of,
     runs_of,
 )
+from kvtrace_cli.analysis.ranks import Ranks, ranks_of
 from kvtrace_cli.analysis.row_mapping import with_row_axis
 from kvtrace_cli.analysis.run_facts import (
     Course,
@@ -38,7 +40,7 @@ from kvtrace_cli.analysis.run_facts import (
     Structure,
 )
 from kvtrace_cli.analysis.slot_coverage import blocks_with_two_writers, slot_coverage
-from kvtrace_cli.analysis.steps import StepTables
+from kvtrace_cli.analysis.steps import STEP_KIND, StepTables
 from kvtrace_cli.dumps.schema import (
     CONTEXT_INDEX,
     LAUNCH_INDEX,
@@ -63,6 +65,7 @@ _COLUMNS: Final = (
     REQUEST_INDEX,
     IS_MEASURED,
     LAYER_INDEX,
+    STEP_KIND,
     "kernel_slot",
     "is_graph_node",
     "first_of_exec",
@@ -99,11 +102,11 @@ def structure_of(
         *(name for name in GEOMETRY if name != "kernel")
     )
     alone = [index for _, _, index in measured_stretches(recording.requests) if index is not None]
-    slots = slot_coverage(result, attribution, recording, tables)
+    slots = slot_coverage(attribution)
     requests = list(_requests(recording, attribution, set(alone), slots))
     return Structure(
         kernels=tuple(_kernels(launches, recording)),
-        processes=tuple(_processes(launches, sorts, alone)),
+        processes=tuple(_processes(launches, sorts, alone, ranks_of(recording))),
         requests=tuple(requests[:MOST_KEPT]),
         requests_total=len(requests),
         # Who was alone hangs on their timing.
@@ -122,12 +125,16 @@ def _launches(result: Reconciliation, recording: Recording) -> pl.DataFrame:
     launches = with_row_axis(result.launches.select(*_COLUMNS, *geometry), recording.journal)
     unnamed = pl.format("kernel slot {}", "kernel_slot")
     return launches.with_columns(
-        pl.col("kernel").fill_null(unnamed), _phase(recording.requests).alias("phase")
+        pl.col("kernel").fill_null(unnamed), _phase(recording).alias("phase")
     )
 
 
-def _phase(requests: Sequence[dict[str, Any]]) -> pl.Expr:
-    """Say when each launch was submitted, by the host's clock alone."""
+def _phase(recording: Recording) -> pl.Expr:
+    """Say when each launch was submitted, by the host's clock alone.
+
+    Of a process with another clock than the requests' only what was measured is told apart.
+    """
+    requests, foreign = recording.requests, foreign_processes(recording.manifest)
     kinds = pl.Enum(_PHASES)
     begins = [one["host_monotonic_begin_ns"] for one in requests if _has_begun(one)]
     if not measured_windows(requests):
@@ -142,6 +149,8 @@ def _phase(requests: Sequence[dict[str, Any]]) -> pl.Expr:
     return (
         pl.when(IS_MEASURED)
         .then(pl.lit(MEASURED, kinds))
+        .when(pl.col(PROCESS_ID).is_in(list(foreign)))
+        .then(pl.lit(BETWEEN, kinds))
         .when(in_warm_up)
         .then(pl.lit(WARM_UP, kinds))
         .when(launched < _ns(min(begins)))
@@ -181,17 +190,20 @@ def _kernels(launches: pl.DataFrame, recording: Recording) -> Iterator[KernelFac
 
 
 def _processes(
-    launches: pl.DataFrame, sorts: LaunchSorts, alone: Sequence[int]
+    launches: pl.DataFrame, sorts: LaunchSorts, alone: Sequence[int], ranks: Ranks
 ) -> Iterator[ProcessFacts]:
-    """Yield what each process did, in the order of process ids; those alike count as one."""
-    found = [
-        _Process(of_process, sorts).facts(alone)
-        for _, of_process in sorted(
-            launches.partition_by(PROCESS_ID, as_dict=True, maintain_order=True).items()
-        )
-    ]
-    for facts in dict.fromkeys(found):
-        yield replace(facts, processes=found.count(facts))
+    """Yield what each process did, in the order of ranks and process ids; those alike as one."""
+    numbers = {rank.process_id: rank.number for rank in ranks.present}
+    by_process = launches.partition_by(PROCESS_ID, as_dict=True, maintain_order=True)
+    alike: dict[ProcessFacts, list[int]] = {}
+    for process_id in sorted(
+        (pid for (pid,) in by_process), key=lambda pid: (numbers.get(pid, len(numbers)), pid)
+    ):
+        facts = _Process(by_process[process_id,], sorts).facts(alone)
+        alike.setdefault(facts, []).append(process_id)
+    for facts, process_ids in alike.items():
+        names = [ranks.names[pid] for pid in process_ids if pid in ranks.names]
+        yield replace(facts, processes=len(process_ids), ranks=tuple(names))
 
 
 class _Process:
@@ -239,6 +251,10 @@ class _Process:
             blocks_per_layer=tuple(self._blocks_per_layer()),
         )
 
+    def _of_requests(self) -> pl.DataFrame:
+        """Leave out what an idle data rank runs along with the others: it hangs on their timing."""
+        return self._launches.filter(pl.col(STEP_KIND).ne_missing("dummy"))
+
     def _graphs(self) -> Iterator[GraphOutline]:
         by_outline = (
             self._replays.group_by(_OUTLINE, maintain_order=True)
@@ -270,7 +286,7 @@ class _Process:
     def _courses(self, alone: Sequence[int]) -> Iterator[Course]:
         """Yield what was launched for each request: neighbours alike are one run."""
         item = pl.struct(REQUEST_INDEX, _OUTLINE, pl.when(~pl.col("is_graph_node")).then("sort"))
-        of_requests = self._launches.filter(pl.col(REQUEST_INDEX).is_in(list(alone)))
+        of_requests = self._of_requests().filter(pl.col(REQUEST_INDEX).is_in(list(alone)))
         runs = of_requests.group_by(item.rle_id().alias("run"), maintain_order=True).agg(
             pl.col(REQUEST_INDEX, _OUTLINE, "sort").first(),
             pl.len().alias("launches"),
@@ -336,7 +352,8 @@ class _Process:
 
     def _blocks_per_layer(self) -> Iterator[LayerBlocks]:
         layers = (
-            self._launches.filter(IS_MEASURED, pl.col(LAYER_INDEX).is_not_null())
+            self._of_requests()
+            .filter(IS_MEASURED, pl.col(LAYER_INDEX).is_not_null())
             .group_by(LAYER_INDEX)
             .agg(pl.col("expected_blocks").sum())
             .sort(LAYER_INDEX)

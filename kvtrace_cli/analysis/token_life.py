@@ -10,10 +10,12 @@ from kvtrace_cli.analysis.attribution import our_request_index, sent_request_ids
 from kvtrace_cli.analysis.audit_input import audit_input
 from kvtrace_cli.analysis.audit_judging import Judging
 from kvtrace_cli.analysis.audit_model import FINDING_SCHEMA, LayerWrite, TokenLife, TokenPass
+from kvtrace_cli.analysis.audit_ranks import RankSlots
 from kvtrace_cli.analysis.audit_survey import store_source
 from kvtrace_cli.analysis.joined import slices
 from kvtrace_cli.analysis.kv_layout import KvLayout
 from kvtrace_cli.analysis.model import Reconciliation
+from kvtrace_cli.analysis.ranks import ranks_of
 from kvtrace_cli.analysis.row_mapping import ROW_AXIS, row_of_block, with_row_axis
 from kvtrace_cli.analysis.steps import STEP_KEY, StepTables
 from kvtrace_cli.analysis.token_slot import SlotHistory, cached_note
@@ -109,6 +111,7 @@ class _Teller:
         passes: pl.DataFrame,
     ) -> None:
         self._layouts = {p.process_id: p.layout for p in recording.steps if p.layout}
+        self._rank_names = ranks_of(recording).names
         self._started = {p.process_id: p.started or {} for p in recording.steps}
         self._launches = with_row_axis(result.launches, recording.journal).join(
             passes.select(*STEP_KEY, "row").unique(), on=STEP_KEY, maintain_order="left"
@@ -127,6 +130,7 @@ class _Teller:
         launches = self._launches.filter(of_row)
         return TokenPass(
             process_id=token["process_id"],
+            rank=self._rank_names.get(token["process_id"], ""),
             ranks=started.get("ranks") or {},
             step_stamp=token["step_stamp"],
             step_kind=token["step_kind"],
@@ -218,7 +222,8 @@ def _judged(
         source=lambda: iter((stores,)),
         survey=replace(given.survey, steps=given.survey.steps.join(steps, on=STEP_KEY, how="semi")),
     )
-    findings = Judging(restricted, with_cached=False).findings
+    ranks = RankSlots(recording, ranks_of(recording), restricted)
+    findings = Judging(restricted, ranks, with_cached=False).findings
     return _Seen(stores, findings, pl.concat([stores.head(0), *into_slots]))
 
 

@@ -15,6 +15,7 @@ from kvtrace_cli.analysis.model import (
     StoreCounts,
     Verdict,
 )
+from kvtrace_cli.analysis.rank_model import RankBooks, process_title
 from kvtrace_cli.dumps.schema import Recording, unbound_functions
 
 _HTTP_OK = 200
@@ -28,6 +29,7 @@ def judge(
     *,
     kernel_disagreements: int,
     stores: StoreCounts | None,
+    ranks: RankBooks,
 ) -> tuple[Verdict, tuple[str, ...], tuple[str, ...]]:
     """Return the verdict, every reason for it, and the doubts among them, one plain sentence each.
 
@@ -40,7 +42,7 @@ def judge(
         *_population_mismatches("plain-launch", whole_life.plain_launches),
         *(() if by_design else _before_patching("graph-node", whole_life.graph_nodes)),
         *(() if by_design else _before_patching("plain-launch", whole_life.plain_launches)),
-        *_file_mismatches(files),
+        *_file_mismatches(files, ranks),
     ]
     if stores and stores.unexpected:
         mismatches.append(
@@ -52,10 +54,12 @@ def judge(
             f"{kernel_disagreements} program counters stand for different kernels in different "
             "records."
         )
+    mismatches += _rank_mismatches(ranks)
     doubts = (
         *by_design,
         *_nothing_recorded(recording, files, whole_life),
-        *_unknowable(recording, files),
+        *_unknowable(recording, files, ranks),
+        *ranks.doubts,
         *_empty_window(recording, measured),
     )
     if mismatches:
@@ -64,7 +68,11 @@ def judge(
 
 
 def notes(
-    recording: Recording, files: tuple[FileBooks, ...], launches: pl.DataFrame, order: OrderJoin
+    recording: Recording,
+    files: tuple[FileBooks, ...],
+    launches: pl.DataFrame,
+    order: OrderJoin,
+    ranks: RankBooks,
 ) -> tuple[str, ...]:
     """Return what a reader should know although it decides nothing."""
     found = []
@@ -92,7 +100,7 @@ def notes(
                 "expected blocks are only a lower bound."
             )
     found += [
-        f"Process {process_id} did not close its files in order; it had recorded nothing."
+        f"{_title(ranks, process_id)} did not close its files in order; it had recorded nothing."
         for process_id in sorted(_unclosed(files) - _recorders(files))
     ]
     unbound = unbound_functions(recording.journal)
@@ -103,7 +111,7 @@ def notes(
         )
     if not measured_windows(recording.requests):
         found.append("No measured request is recorded, so only the whole life is judged.")
-    return tuple(found)
+    return (*found, *ranks.notes)
 
 
 def judged_processes(files: tuple[FileBooks, ...], launches: pl.DataFrame) -> set[int]:
@@ -120,6 +128,19 @@ def _population_mismatches(sort: str, blocks: Population) -> Iterator[str]:
         yield f"{blocks.unexpected_blocks} {sort} events belong to no block of a recorded launch."
 
 
+def _rank_mismatches(ranks: RankBooks) -> Iterator[str]:
+    """Say which ranks the mismatches of a run of several are of, and where ranks part."""
+    if not ranks.are_several:
+        return
+    told = {difference.text for difference in ranks.differences}
+    for account in ranks.accounts:
+        for fault in account.faults:
+            if fault not in told:
+                yield f"{account.rank.title}: {fault[0].lower()}{fault[1:]}"
+    for difference in ranks.differences:
+        yield f"{difference.rule.value}: {difference.text}"
+
+
 def _before_patching(sort: str, blocks: Population) -> Iterator[str]:
     if blocks.blocks_before_patching:
         yield (
@@ -128,15 +149,17 @@ def _before_patching(sort: str, blocks: Population) -> Iterator[str]:
         )
 
 
-def _file_mismatches(files: tuple[FileBooks, ...]) -> Iterator[str]:
+def _file_mismatches(files: tuple[FileBooks, ...], ranks: RankBooks) -> Iterator[str]:
     for books in files:
+        rank = ranks.names.get(books.process_id)
+        name = f"{books.name} ({rank})" if rank else books.name
         if books.dropped:
-            yield f"{books.name}: {books.dropped} records were dropped for lack of space."
+            yield f"{name}: {books.dropped} records were dropped for lack of space."
         if books.sequence_gaps:
-            yield f"{books.name}: {books.sequence_gaps} sequences are missing between its events."
+            yield f"{name}: {books.sequence_gaps} sequences are missing between its events."
         if books.books_balance is False:
             yield (
-                f"{books.name}: {books.expected_blocks} blocks expected, but "
+                f"{name}: {books.expected_blocks} blocks expected, but "
                 f"{books.entries_written} written and {books.entries_dropped} dropped."
             )
 
@@ -180,7 +203,9 @@ def _seen_by_cupti(recording: Recording) -> Iterator[str]:
             yield f"The observer of process {line['process_id']} failed: {line.get('detail')}."
 
 
-def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[str]:
+def _unknowable(
+    recording: Recording, files: tuple[FileBooks, ...], ranks: RankBooks
+) -> Iterator[str]:
     flags = {flag for books in files for flag in books.flags}
     if recording.incomplete:
         yield "The run did not end in order, so what came last may be missing."
@@ -188,26 +213,46 @@ def _unknowable(recording: Recording, files: tuple[FileBooks, ...]) -> Iterator[
         yield "A graph with conditional nodes ran: the host cannot know which of its nodes ran."
     if "device_graphs" in flags:
         yield "A graph that can launch graphs from the device ran: those have no host record."
+    yield from _switched_off(recording, ranks)
     late = _processes_of(recording, "launched_after_end")
     for process_id in sorted(late):
         yield (
-            f"Process {process_id} launched a target kernel after its recording had ended, so what "
-            "that did is not recorded."
+            f"{_title(ranks, process_id)} launched a target kernel after its recording had ended, "
+            "so what that did is not recorded."
         )
     for process_id in sorted((_unclosed(files) & _recorders(files)) - late):
         yield (
-            f"Process {process_id} did not close its files in order, so what came last may be "
-            "missing on both sides. Record again and let it end in order: `vllm serve` with "
+            f"{_title(ranks, process_id)} did not close its files in order, so what came last may "
+            "be missing on both sides. Record again and let it end in order: `vllm serve` with "
             "--shutdown-timeout 30 and one signal to its first process, a script with --no-steps "
             "with VLLM_ENABLE_V1_MULTIPROCESSING=0."
         )
     for books in _first_failures(files):
         yield (
-            f"The injector of process {books.process_id} failed at {books.first_failure_site} "
-            f"(result {books.first_failure_result})."
+            f"The injector of {process_title(books.process_id, ranks.names)} failed at "
+            f"{books.first_failure_site} (result {books.first_failure_result})."
         )
     for name in sorted(_targets_not_patched(recording)):
         yield f"The target kernel {name} ran in a module that could not be patched."
+
+
+def _switched_off(recording: Recording, ranks: RankBooks) -> Iterator[str]:
+    """Yield which processes did not record all along, because that was asked of them."""
+    for process_id in sorted(_processes_of(recording, "recording_switched")):
+        lines = [line for line in recording.journal if line.get("process_id") == process_id]
+        turned = [line for line in lines if line.get("event") == "recording_switched"]
+        ended = [line for line in lines if line.get("event") == "launches_ended"]
+        passed = int((ended or turned)[-1].get("launches_passed", 0))
+        times = sum(line.get("recording") is False for line in turned)
+        yield (
+            f"The recording of {process_title(process_id, ranks.names)} was switched off {times} "
+            f"times, so {passed} launches of target kernels passed without a record or an event."
+        )
+
+
+def _title(ranks: RankBooks, process_id: int) -> str:
+    title = process_title(process_id, ranks.names)
+    return title[0].upper() + title[1:]
 
 
 def _unclosed(files: tuple[FileBooks, ...]) -> set[int]:

@@ -18,6 +18,7 @@ from kvtrace_cli.commands.output_options import (
     Outputs,
 )
 from kvtrace_cli.commands.sides import read_side
+from kvtrace_cli.dumps.summary import are_comparable
 from kvtrace_cli.errors import ConfigError, DumpFormatError, ExitCode
 from kvtrace_cli.reports.diff_checks import diff_report
 from kvtrace_cli.reports.diff_documents import diff_document
@@ -107,11 +108,11 @@ def _compared(before: Path, after: Path, options: DiffOptions) -> Diff:
     """Read both sides and compare them.
 
     Raises:
-        KvtraceError: a side cannot be read, or they are of different schema versions.
+        KvtraceError: a side cannot be read, or one is of a version that has too little.
     """
     first, second = read_side(before), read_side(after)
     versions = first.schema_version, second.schema_version
-    if versions[0] != versions[1] and _SCHEMA not in options.allowed:
+    if not are_comparable(*versions) and _SCHEMA not in options.allowed:
         raise DumpFormatError(
             f"{before} is a summary of schema version {versions[0]}, {after} of version "
             f"{versions[1]}; make the older one anew, or compare what both have with "

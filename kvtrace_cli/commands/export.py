@@ -13,6 +13,7 @@ from kvtrace_cli.analysis.export_columns import EXPORT_SCHEMA_VERSION
 from kvtrace_cli.analysis.export_frames import ExportSource
 from kvtrace_cli.analysis.export_tracks import Timeline, timeline
 from kvtrace_cli.analysis.model import Reconciliation, Verdict
+from kvtrace_cli.analysis.rank_model import process_title
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps.recording import read_recording
@@ -166,8 +167,7 @@ def _say_left_out(found: Timeline) -> None:
 
 
 def _process_name(source: ExportSource, process_id: int) -> str:
-    rank = source.ranks.get(process_id)
-    name = f"process {process_id}" if rank is None else f"rank {rank}, process {process_id}"
+    name = process_title(process_id, source.result.ranks.names)
     return f"{name} (EMULATED)" if source.result.emulated else name
 
 

@@ -1,7 +1,7 @@
 """What is said and printed once a run ended in order, whoever started its program."""
 
 from kvtrace_cli.capture.ledger import Recorded
-from kvtrace_cli.capture.progress import Progress, describe_counters
+from kvtrace_cli.capture.progress import Progress, describe_counters, describe_ranks
 from kvtrace_cli.commands.output_options import Outputs
 from kvtrace_cli.commands.reconcile import reconcile_run
 from kvtrace_cli.config import Observer
@@ -20,12 +20,22 @@ NOT_OBSERVED = (
 )
 
 
+ELSEWHERE = (
+    "no rank is recorded in this directory; gather it with those of the nodes that have them: "
+    "`kvtrace collect`"
+)
+
+
 def tell_recorded(recorded: Recorded, progress: Progress) -> None:
     """Say on stderr what was recorded, and where it is."""
     counters = recorded.counters
     if recorded.manifest.config.recording.enabled:
-        progress.note(f"recorded {describe_counters(counters)}")
-        if not counters.attached:
+        ranks = describe_ranks(recorded.ranks)
+        said = f"{ranks} recorded" if ranks else "recorded"
+        progress.note(f"{said} {describe_counters(counters)}")
+        if recorded.ranks.is_partial and not recorded.ranks.recorded:
+            progress.note(ELSEWHERE)
+        elif not counters.attached:
             observer = recorded.manifest.config.recording.observer
             progress.note(NOT_OBSERVED if observer is Observer.CUPTI else NOT_ATTACHED)
         if counters.first_failure is not None:

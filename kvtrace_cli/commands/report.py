@@ -38,6 +38,7 @@ def report(
     run_dir: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory that `kvtrace run` made.")
     ],
+    *,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +55,10 @@ def report(
             help="The same run with --observer cupti: shows what ran, as `kvtrace gap` does.",
         ),
     ] = None,
+    allow_unequal: Annotated[
+        bool,
+        typer.Option("--allow-unequal", help="With --gap: as that of `kvtrace gap`."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write here; default: DIR/report.html."),
@@ -69,6 +74,8 @@ def report(
     Exit code 0: written, whatever the verdict in it is; 2: DIR cannot be read, FILE cannot be
     written, or the extra is not installed.
     """
+    if allow_unequal and gap is None:
+        raise ConfigError("--allow-unequal: found no --gap, expected it: nothing else is paired")
     render = _renderer()
     target = out or run_dir / _NAME
     _refuse_foreign(target)
@@ -80,7 +87,9 @@ def report(
         difference = _compare(other.summary(), run)
     elif against is not None:
         difference = _compare((against, read_side(against)), run)
-    page = render(sides, difference, None if gap is None else _split(run, gap))
+    page = render(
+        sides, difference, None if gap is None else _split(run, gap, unequal=allow_unequal)
+    )
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -150,11 +159,11 @@ def _compare(before: tuple[Path, Summary], run: _Run) -> Diff:
     return diff(before[1], after[1], DiffOptions(), (str(before[0]), str(after[0])))
 
 
-def _split(run: _Run, activities: Path) -> Gap:
-    """Pair the run with one of CUPTI as `kvtrace gap` does by default."""
+def _split(run: _Run, activities: Path, *, unequal: bool) -> Gap:
+    """Pair the run with one of CUPTI as `kvtrace gap` does."""
     second = read_recording(open_run_dir(activities, allow_incomplete=False))
     names = (str(run.path), str(activities))
-    return split_gaps(run.side.result, run.recording, second, names)
+    return split_gaps(run.side.result, run.recording, second, names, allow_unequal=unequal)
 
 
 def _refuse_foreign(target: Path) -> None:

@@ -1,6 +1,9 @@
 """A run directory -> everything it holds, checked for parts that must be there together."""
 
+from typing import TypeVar
+
 from kvtrace_cli.dumps.activity import read_run_activities
+from kvtrace_cli.dumps.event_source import EventDump
 from kvtrace_cli.dumps.reader import read_events, read_launches
 from kvtrace_cli.dumps.run_dir import (
     RunDir,
@@ -12,6 +15,8 @@ from kvtrace_cli.dumps.run_dir import (
 from kvtrace_cli.dumps.schema import Dump, Recording
 from kvtrace_cli.dumps.steps import read_steps
 from kvtrace_cli.errors import DumpFormatError, RunDirError
+
+_AnyDump = TypeVar("_AnyDump", Dump, EventDump)
 
 
 def read_recording(run_dir: RunDir) -> Recording:
@@ -40,7 +45,7 @@ def read_recording(run_dir: RunDir) -> Recording:
     )
 
 
-def _named_as_it_says(run_dir: RunDir, dump: Dump) -> Dump:
+def _named_as_it_says(run_dir: RunDir, dump: _AnyDump) -> _AnyDump:
     """Refuse a dump under another dump's name: its records would be joined to the wrong ones."""
     path = run_dir.raw / dump.name
     process_id, context_index = dump_origin(path)
@@ -53,7 +58,9 @@ def _named_as_it_says(run_dir: RunDir, dump: Dump) -> Dump:
     return dump
 
 
-def _check_pairs(run_dir: RunDir, events: tuple[Dump, ...], launches: tuple[Dump, ...]) -> None:
+def _check_pairs(
+    run_dir: RunDir, events: tuple[EventDump, ...], launches: tuple[Dump, ...]
+) -> None:
     recorded = {dump.header.process_id for dump in launches}
     for dump in events:
         process_id = dump.header.process_id

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import polars as pl
 
 from kvtrace_cli.dumps import abi
+
+if TYPE_CHECKING:
+    from kvtrace_cli.dumps.event_source import EventDump
 
 PROCESS_ID: Final = "process_id"
 CONTEXT_INDEX: Final = "context_index"
@@ -133,7 +138,7 @@ class Recording:
     manifest: dict[str, Any]
     requests: tuple[dict[str, Any], ...]
     journal: tuple[dict[str, Any], ...]
-    events: tuple[Dump, ...]
+    events: tuple["EventDump", ...]
     launches: tuple[Dump, ...]
     steps: tuple[ProcessSteps, ...] = ()
     activities: tuple[ActivityDump, ...] = ()
@@ -142,6 +147,20 @@ class Recording:
 def record_schema(struct: str) -> dict[str, type[pl.DataType]]:
     """Return column name -> polars type of a record structure of the ABI header."""
     return {field.name: _UNSIGNED[field.size] for field in abi.fields(struct)}
+
+
+@lru_cache
+def record_dtype(struct: str) -> np.dtype[np.void]:
+    """Return a record structure of the ABI header as numpy reads it from a file's bytes."""
+    fields = abi.fields(struct)
+    return np.dtype(
+        {
+            "names": [field.name for field in fields],
+            "formats": [f"<u{field.size}" for field in fields],
+            "offsets": [field.offset for field in fields],
+            "itemsize": abi.size_of(struct),
+        }
+    )
 
 
 def event_schema() -> dict[str, type[pl.DataType]]:

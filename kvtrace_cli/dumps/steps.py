@@ -3,6 +3,7 @@
 Source: docs/format.md, sections Steps and Layout.
 """
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ _MOST_TOKENS: Final = 1 << 24
 # Addresses and extents that 64-bit signed arithmetic takes.
 _LARGEST_EXTENT: Final = 2**62
 
+_RowRanges = tuple[tuple[str, int, int], ...]
+# Of each step's requests one copy.
+_Shared = dict[_RowRanges, _RowRanges]
+
 
 def read_steps(run_dir: RunDir) -> tuple[ProcessSteps, ...]:
     """Read what the engine plug-in wrote, in the order of processes; none if it did not run.
@@ -36,13 +41,16 @@ def read_steps(run_dir: RunDir) -> tuple[ProcessSteps, ...]:
     Units: `host_monotonic_ns` in ns of CLOCK_MONOTONIC; addresses in bytes; shapes in elements.
     """
     steps, layouts = run_dir.step_files(), run_dir.layout_files()
+    shared: _Shared = {}
     return tuple(
-        _read_process(process_id, steps.get(process_id), layouts.get(process_id))
+        _read_process(process_id, steps.get(process_id), layouts.get(process_id), shared)
         for process_id in sorted({*steps, *layouts})
     )
 
 
-def _read_process(process_id: int, steps: Path | None, layout: Path | None) -> ProcessSteps:
+def _read_process(
+    process_id: int, steps: Path | None, layout: Path | None, shared: _Shared
+) -> ProcessSteps:
     lines = (
         [Checked(steps, f"line {number}", line) for number, line in numbered_objects(steps)]
         if steps
@@ -50,7 +58,7 @@ def _read_process(process_id: int, steps: Path | None, layout: Path | None) -> P
     )
     started = _started(lines[0]) if lines else None
     groups = len(started.get("block_sizes") or ()) if started else 0
-    reader = _LineReader(groups)
+    reader = _LineReader(groups, shared)
     kept = tuple(line.record for line in lines[1:] if reader.check(line))
     return ProcessSteps(process_id, started, kept, _read_layout(layout) if layout else None)
 
@@ -64,12 +72,16 @@ def _started(line: Checked) -> dict[str, Any]:
     for name in ("missing", "inexact"):
         line.items(name, line.as_text)
     line.items("block_sizes", _block_size_of(line))
-    ranks = line.record.get("ranks")
-    if ranks is not None and not isinstance(ranks, dict):
-        raise line.fault(f"ranks {ranks!r}", "an object")
-    for name, rank in (ranks or {}).items():
-        line.as_number(rank, f"rank {name}")
-    line.optional_flag("stamped")
+    for field in ("ranks", "world_sizes"):
+        numbers = line.record.get(field)
+        if numbers is not None and not isinstance(numbers, dict):
+            raise line.fault(f"{field} {numbers!r}", "an object")
+        for name, number in (numbers or {}).items():
+            line.as_number(number, f"{field} {name}")
+    for name in ("host", "host_clock"):
+        line.optional_text(name)
+    for name in ("stamped", "several_hosts"):
+        line.optional_flag(name)
     return line.record
 
 
@@ -88,8 +100,9 @@ def _check_version(found: Checked) -> None:
 class _LineReader:
     """Checks the lines of one process in their order."""
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, shared: _Shared) -> None:
         self._groups = groups
+        self._shared = shared
         self._last_stamp = 0
         self._holders: set[str] = set()
 
@@ -119,7 +132,11 @@ class _LineReader:
             None if line.record.get(name) is None else line.number(name, _MOST_ROWS)
             for name in ("rows", "padded_rows")
         )
-        owned = sum(count for _, count, _ in line.items("requests", self._row_range_of(line)))
+        requests = line.items("requests", self._row_range_of(line))
+        if requests:
+            # There is as much of it as of rows, and the ranks of an engine have the same.
+            line.record["requests"] = self._shared.setdefault(requests, requests)
+        owned = sum(count for _, count, _ in requests)
         if owned > _MOST_ROWS:
             raise line.fault(f"{owned} rows in its requests", f"at most {_MOST_ROWS}")
         if line.record["kind"] == "forward" and rows is not None and rows != owned:
@@ -131,7 +148,7 @@ class _LineReader:
         def check(value: Any, name: str) -> tuple[str, int, int]:
             request_id, rows, position = line.as_parts(value, name, 3)
             return (
-                line.as_text(request_id, name),
+                sys.intern(line.as_text(request_id, name)),
                 line.as_number(rows, f"{name}[1]", _MOST_ROWS),
                 line.as_number(position, f"{name}[2]", _MOST_TOKENS),
             )

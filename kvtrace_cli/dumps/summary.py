@@ -9,7 +9,7 @@ from kvtrace_cli.errors import DumpFormatError
 
 # What a summary calls itself from version 2 on, so that no other document is taken for one.
 SUMMARY_KIND: Final = "kvtrace-summary"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _OLD_VERSION: Final = 1
 # What version 1 can be told by.
 _ALWAYS: Final = ("verdict", "whole_life", "measured_graphs")
@@ -50,6 +50,14 @@ def summary_of(path: Path, document: dict[str, Any], kind: type[_T]) -> _T:
         return from_document(kind, document, "the summary")
     except KindError as error:
         raise damaged(path, str(error)) from error
+
+
+def are_comparable(one: int, other: int) -> bool:
+    """Say whether summaries of two versions can be held against each other in full.
+
+    Later versions add fields to version 2, and what a side lacks is not compared.
+    """
+    return _OLD_VERSION not in {one, other} or one == other
 
 
 def damaged(path: Path, fault: str) -> DumpFormatError:

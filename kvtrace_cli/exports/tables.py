@@ -46,8 +46,9 @@ def write_tables(
 ) -> Iterator[WrittenTable]:
     """Write each table that was recorded, then `_columns.json`; yield each when it is written.
 
-    A table is a directory of hive partitions `rank=<world rank>`, -1 for processes that did not
-    tell theirs, with parts of bounded size; `requests` has no partitions.
+    A table is a directory of hive partitions `rank=<number>`, counted over all data-parallel
+    engines, -1 for processes that did not tell theirs, with parts of bounded size; `requests` has
+    no partitions.
 
     Args:
         directory: is made.
@@ -116,6 +117,7 @@ def _description(
         "reasons": list(result.reasons),
         "processes": [
             {"process_id": process_id, "rank": source.ranks.get(process_id, UNKNOWN_RANK)}
+            | {"name": source.result.ranks.names.get(process_id, "")}
             | {"ranks": _ranks_of(source, process_id)}
             for process_id in sorted({books.process_id for books in result.files})
         ],

@@ -31,7 +31,8 @@ def audit_report(result: Audit, subject: str) -> CheckReport:
 def audit_checks(result: Audit) -> tuple[Check, ...]:
     """Return one check for the doubts, and one for each rule, kept or broken.
 
-    Without a KV write, done or expected, no rule was looked at, so there are none of these.
+    Without a KV write, done or expected, no rule was looked at, so there are none of these; nor is
+    there one for ranks where none could be compared.
     """
     counts = {count.rule: count for count in result.rules}
     writes = sum(count.writes for count in result.judged.owners)
@@ -42,6 +43,7 @@ def audit_checks(result: Audit) -> tuple[Check, ...]:
         if rule in counts
         else Check(_GROUP, rule.value, Status.PASSED, kept)
         for rule in Rule
+        if rule is not Rule.RANK_SLOTS or result.judged.compared_ranks
     )
     return (doubts_check(_GROUP, result.doubts), *(rules if writes or expected or counts else ()))
 

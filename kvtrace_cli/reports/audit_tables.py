@@ -1,6 +1,6 @@
 """What an audit found, readable at 80 columns: counts, findings with evidence, conclusion."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,6 +14,7 @@ from kvtrace_cli.analysis.audit_model import (
     RowCount,
     RuleCount,
 )
+from kvtrace_cli.analysis.rank_model import process_title
 
 _STYLES = {
     AuditVerdict.CLEAN: "bold green",
@@ -63,6 +64,7 @@ def _scope(judged: Judged) -> str:
         f"{_counted(judged.processes, 'process', 'processes')}; "
         f"{judged.forward_steps:,} forward, {judged.dummy_steps:,} dummy and "
         f"{judged.draft_steps:,} draft steps"
+        + (f"; {judged.compared_ranks:,} ranks compared" if judged.compared_ranks else "")
     )
 
 
@@ -100,16 +102,9 @@ def evidence(finding: Finding) -> str:
         _place(finding),
         "" if finding.address is None else f"address {finding.address:#x}",
         _event(finding),
-        f"process {process_name(finding.process_id, finding.ranks)}",
+        process_title(finding.process_id, {finding.process_id: finding.rank}),
     ]
     return ", ".join(part for part in parts if part)
-
-
-def process_name(process_id: int, ranks: Mapping[str, int]) -> str:
-    """Return a process with its rank in the world, or with the ranks that it has."""
-    known = {"": ranks["world"]} if "world" in ranks else ranks
-    text = ", ".join(f"{name} rank {rank}".strip() for name, rank in known.items())
-    return f"{process_id} ({text})" if text else str(process_id)
 
 
 def _known(name: str, value: int | None) -> str:

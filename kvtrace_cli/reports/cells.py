@@ -1,9 +1,18 @@
 """What all tables have in common."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from rich.table import Table
 from rich.text import Text
 
-from kvtrace_cli.analysis.model import Reconciliation
+from kvtrace_cli.analysis.model import FileBooks, Reconciliation, Verdict
+
+VERDICT_STYLES: Final = {
+    Verdict.AGREES: "bold green",
+    Verdict.MISMATCH: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
 
 
 def new_table(title: str) -> Table:
@@ -31,3 +40,17 @@ def count(value: int) -> str:
 def fault_count(value: int) -> Text:
     """Write a number that should be 0."""
     return Text(count(value), style="bold red" if value else "")
+
+
+def file_name(books: FileBooks, rank_names: Mapping[int, str]) -> str:
+    """Write a file's name, with the rank of its process if that has a name."""
+    rank = rank_names.get(books.process_id)
+    return f"{books.name} ({rank})" if rank else books.name
+
+
+def has_unpatched(result: Reconciliation) -> bool:
+    """Say whether any launch was not patched, so that its blocks have no events."""
+    section = result.whole_life
+    return bool(
+        section.graph_nodes.blocks_before_patching + section.plain_launches.blocks_before_patching
+    )

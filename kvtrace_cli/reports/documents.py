@@ -1,6 +1,7 @@
 """Results as JSON documents, each with a schema_version."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,12 +14,15 @@ from kvtrace_cli.analysis.model import (
     RequestWrites,
     RowCounts,
     Section,
+    rank_verdict,
 )
+from kvtrace_cli.analysis.rank_model import RankAccount, RankDifference, rank_document
 from kvtrace_cli.analysis.run_facts import RunFacts
 from kvtrace_cli.dumps.summary import SCHEMA_VERSION, SUMMARY_KIND
 
 # What the engine chose, so that it differs from run to run.
 _ENGINES: Final = ("request_id", "is_engine_own")
+_DRAWN: Final = ("text", "request_id")
 _ADDRESSES: Final = ("graph_exec", "process_id")
 # Times are shown to the nanosecond, which is finer than the timer's steps.
 _MS_DIGITS: Final = 6
@@ -54,10 +58,14 @@ def summary_document(
         "measured_request": _section(result.measured),
         "measured_requests": result.measured_requests,
         "whole_life": _section(result.whole_life),
-        "measured_graphs": [_graph(shape) for shape in result.measured_graphs[:_MOST_KEPT]],
-        "graphs": [_graph(shape) for shape in result.graphs[:_MOST_KEPT]],
+        "measured_graphs": _graphs(result, result.measured_graphs),
+        "graphs": _graphs(result, result.graphs),
         "graphs_total": len(result.graphs),
         "dumps": _dumps(result),
+        "ranks": [_rank(account) for account in result.ranks.accounts[:_MOST_KEPT]],
+        "ranks_total": len(result.ranks.accounts),
+        "rank_checks": [rule.value for rule in result.ranks.checks],
+        "rank_differences": [_difference(one) for one in result.ranks.differences[:_MOST_KEPT]],
         "kernels": _kernels(result),
         "kernel_disagreements": result.kernel_disagreements,
         "order_join": asdict(result.order_join) | {"agrees": result.order_join.agrees},
@@ -74,13 +82,26 @@ def report_document(
 ) -> dict[str, Any]:
     """Return what `kvtrace reconcile --json` prints: the summary and what is true of one run only.
 
-    Adds `notes`, the books of every file, the kernels of every context, the processes that were
-    not judged, and every request that the engine ran, by the engine's id.
+    Adds `notes`, the process of every rank, the books of every file, the kernels of every context,
+    the processes that were not judged, and every request that the engine ran, by the engine's id.
     """
+    names = result.ranks.names
     return summary_document(result, attribution, manifest, facts) | {
         "notes": [*result.notes, *attribution.notes],
-        "files": [asdict(books) for books in result.files],
-        "context_kernels": [asdict(kernel) for kernel in result.kernels],
+        "ranks": [
+            rank_document(account.rank)
+            | _rank(account)
+            | {"faults": list(account.faults), "doubts": list(account.doubts)}
+            for account in result.ranks.accounts
+        ],
+        "rank_differences": [
+            _difference(one) | {"text": one.text, "request_id": one.request_id}
+            for one in result.ranks.differences
+        ],
+        "files": [asdict(books) | {"rank": names.get(books.process_id)} for books in result.files],
+        "context_kernels": [
+            asdict(kernel) | {"rank": names.get(kernel.process_id)} for kernel in result.kernels
+        ],
         "unjudged_processes": list(result.unjudged_processes),
         "requests": [_request(request) for request in attribution.requests],
     }
@@ -182,8 +203,43 @@ def _population(blocks: Population) -> dict[str, int]:
     return asdict(blocks) | {"missing_blocks": blocks.missing_blocks}
 
 
-def _graph(shape: GraphShape) -> dict[str, Any]:
+def _rank(account: RankAccount) -> dict[str, Any]:
+    """Return a rank's account; which process it was, and where, differs from run to run."""
+    rank = account.rank
+    return {
+        "name": rank.name,
+        "tensor": rank.tensor,
+        "pipeline": rank.pipeline,
+        "data": rank.data,
+        "number": rank.number,
+        "is_present": rank.process_id is not None,
+        "verdict": rank_verdict(account).value,
+        "launches": account.launches,
+        "expected_blocks": account.expected_blocks,
+        "matched_blocks": account.matched_blocks,
+        "unexpected_blocks": account.unexpected_blocks,
+        "stores": account.stores,
+        "dropped": account.dropped,
+        "steps": dict(account.steps),
+    }
+
+
+def _difference(difference: RankDifference) -> dict[str, Any]:
+    """Return where ranks part, without ids that the engine drew."""
+    found = {name: value for name, value in asdict(difference).items() if name not in _DRAWN}
+    return found | {"rule": difference.rule.value}
+
+
+def _graphs(result: Reconciliation, shapes: Sequence[GraphShape]) -> list[dict[str, Any]]:
+    """Return the first graph execs in the order of ranks, which that of process ids need not be."""
+    order = {account.rank.process_id: at for at, account in enumerate(result.ranks.accounts)}
+    in_order = sorted(shapes, key=lambda shape: order.get(shape.process_id, len(order)))
+    return [_graph(shape, result.ranks.names) for shape in in_order[:_MOST_KEPT]]
+
+
+def _graph(shape: GraphShape, rank_names: Mapping[int, str]) -> dict[str, Any]:
     document = {name: value for name, value in asdict(shape).items() if name not in _ADDRESSES}
+    document["rank"] = rank_names.get(shape.process_id)
     for name in ("replay_span", "replay_gap"):
         durations = document[name]
         if durations:

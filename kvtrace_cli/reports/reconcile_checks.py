@@ -10,9 +10,17 @@ from kvtrace_cli.analysis.model import (
     Section,
     StoreCounts,
     Verdict,
+    rank_verdict,
 )
+from kvtrace_cli.analysis.rank_model import RankAccount, RankBooks, RankRule
 from kvtrace_cli.reports.checks import Check, CheckReport, Status, counted, doubts_check
-from kvtrace_cli.reports.tables import blocks_table, files_table, graphs_table, headline
+from kvtrace_cli.reports.rank_tables import ranks_table
+from kvtrace_cli.reports.tables import (
+    blocks_table,
+    files_table,
+    graphs_table,
+    headline,
+)
 
 _GROUP = "reconcile"
 _STATUSES = {
@@ -34,8 +42,9 @@ def reconcile_report(result: Reconciliation, attribution: Attribution, subject: 
         checks=reconcile_checks(result),
         tables=(
             blocks_table(result),
-            *([graphs_table(shapes, "Graph replays")] if shapes else ()),
-            *([files_table(result.files)] if result.files else ()),
+            *([ranks_table(result)] if result.ranks.are_several else ()),
+            *([graphs_table(shapes, "Graph replays", result.ranks.names)] if shapes else ()),
+            *([files_table(result.files, result.ranks.names)] if result.files else ()),
         ),
         notes=(*result.notes, *attribution.notes),
     )
@@ -55,6 +64,9 @@ def _checks(result: Reconciliation) -> Iterator[Check]:
         yield from _section("", "", result.whole_life)
         if result.measured:
             yield from _section("measured-", " of measured requests", result.measured)
+    if result.ranks.are_several:
+        yield _accounts(result.ranks.accounts)
+        yield from (_rank_rule(result.ranks, rule) for rule in result.ranks.checks)
     if result.files:
         yield from _files(result.files)
     if result.stores:
@@ -88,6 +100,28 @@ def _population(name: str, what: str, blocks: Population) -> Check:
     return _check(
         name, failed=bool(told), message=f"{entered}{': ' if told else ''}{', '.join(told)}."
     )
+
+
+def _accounts(accounts: Sequence[RankAccount]) -> Check:
+    """Check that each rank is there and accounts for all of its blocks."""
+    verdicts = [rank_verdict(account) for account in accounts]
+    lines = [
+        f"{account.rank.title}: {verdict.value}. {' '.join((*account.faults, *account.doubts))}"
+        for account, verdict in zip(accounts, verdicts, strict=True)
+        if verdict is not Verdict.AGREES
+    ]
+    worst = next(
+        (one for one in (Verdict.MISMATCH, Verdict.INCONCLUSIVE) if one in verdicts), Verdict.AGREES
+    )
+    agreeing = verdicts.count(Verdict.AGREES)
+    message = f"{agreeing:,} of {counted(len(accounts), 'rank')} account for all of their blocks."
+    return Check(_GROUP, "ranks", _STATUSES[worst], message, "\n".join(lines))
+
+
+def _rank_rule(ranks: RankBooks, rule: RankRule) -> Check:
+    found = [one.text for one in ranks.differences if one.rule is rule]
+    message = found[0] if found else f"{counted(len(ranks.accounts), 'rank')} as they should be."
+    return _check(rule.value, failed=bool(found), message=message, detail="\n".join(found[1:]))
 
 
 def _files(files: Sequence[FileBooks]) -> Iterator[Check]:

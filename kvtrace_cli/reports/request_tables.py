@@ -24,7 +24,8 @@ def attribution_tables(
     own = [request for request in attribution.requests if request.is_engine_own]
     others = [request for request in attribution.requests if not request.is_engine_own]
     shown = _shown(others)
-    table = _requests_table(marked_title(result, "Token positions x layers, by request"))
+    layers = "layers of all ranks" if result.ranks.are_several else "layers"
+    table = _requests_table(marked_title(result, f"Token positions x {layers}, by request"))
     for request in shown:
         _add_request(table, _label(request), request)
     if own:

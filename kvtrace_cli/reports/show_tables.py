@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.audit_model import LayerWrite, TokenLife, TokenPass
-from kvtrace_cli.reports.audit_tables import process_name
 
 _PART_ORDER = ("K", "V", "KV", "K scale", "V scale")
 
@@ -36,7 +35,8 @@ def _facts(one: TokenPass) -> Table:
     grid.add_column()
     grid.add_column(overflow="fold")
     mode = f", graph mode {one.graph_mode}" if one.graph_mode else ""
-    grid.add_row("process", process_name(one.process_id, one.ranks))
+    rank = f" ({one.rank})" if one.rank else ""
+    grid.add_row("process", f"{one.process_id}{rank}")
     grid.add_row("step", f"{one.step_stamp} ({one.step_kind}{mode})")
     grid.add_row("row", f"{one.row}{_of_rows(one)}")
     grid.add_row("launched", one.launched)

@@ -1,6 +1,6 @@
 """Results as rich tables that are readable at 80 columns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,17 +14,19 @@ from kvtrace_cli.analysis.model import (
     Population,
     Reconciliation,
     Section,
-    StoreCounts,
-    Verdict,
 )
-from kvtrace_cli.reports.cells import count, fault_count, marked_title, new_table
+from kvtrace_cli.reports.cells import (
+    VERDICT_STYLES,
+    count,
+    fault_count,
+    has_unpatched,
+    marked_title,
+    new_table,
+)
+from kvtrace_cli.reports.checks_table import checks_table
+from kvtrace_cli.reports.rank_tables import ranks_table
 from kvtrace_cli.reports.request_tables import attribution_tables
 
-_VERDICT_STYLES = {
-    Verdict.AGREES: "bold green",
-    Verdict.MISMATCH: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
-}
 _NONE = "-"
 
 
@@ -33,15 +35,18 @@ def reconciliation_tables(
 ) -> Iterator[RenderableType]:
     """Yield what `kvtrace reconcile` prints, top to bottom; the verdict comes last."""
     yield blocks_table(result)
+    if result.ranks.are_several:
+        yield ranks_table(result)
     shapes = result.measured_graphs or result.graphs
     if shapes:
         stretch = measured_name(result) if result.measured_graphs else "whole life"
-        yield graphs_table(shapes, marked_title(result, f"Graph replays, {stretch}"))
+        title = marked_title(result, f"Graph replays, {stretch}")
+        yield graphs_table(shapes, title, result.ranks.names)
         yield times_table(shapes)
     if attribution and attribution.has_steps:
         yield from attribution_tables(result, attribution, measured_name(result))
     if result.files:
-        yield files_table(result.files)
+        yield files_table(result.files, result.ranks.names)
     yield checks_table(result)
     yield _verdict(result)
     notes = (*result.notes, *(attribution.notes if attribution else ()))
@@ -59,7 +64,7 @@ def blocks_table(result: Reconciliation) -> Table:
     table = new_table(marked_title(result, "Thread blocks that entered a KV-cache kernel"))
     table.add_column("stretch")
     table.add_column("launch")
-    unpatched = _has_unpatched(result)
+    unpatched = has_unpatched(result)
     counts = ("launches", "expected", "matched", "missing", "unexpected")
     for name in (*counts, "unpatched") if unpatched else counts:
         table.add_column(name, justify="right")
@@ -77,13 +82,6 @@ def _sections(result: Reconciliation) -> Iterator[tuple[str, Section]]:
     yield "whole life", result.whole_life
 
 
-def _has_unpatched(result: Reconciliation) -> bool:
-    section = result.whole_life
-    return bool(
-        section.graph_nodes.blocks_before_patching + section.plain_launches.blocks_before_patching
-    )
-
-
 def _block_cells(blocks: Population, *, with_unpatched: bool) -> list[RenderableType]:
     cells: list[RenderableType] = [
         count(blocks.launches),
@@ -95,20 +93,34 @@ def _block_cells(blocks: Population, *, with_unpatched: bool) -> list[Renderable
     return [*cells, fault_count(blocks.blocks_before_patching)] if with_unpatched else cells
 
 
-def graphs_table(shapes: tuple[GraphShape, ...], title: str) -> Table:
-    """Return one row per graph exec: nodes, replays, and whether all are the same."""
+def graphs_table(
+    shapes: tuple[GraphShape, ...], title: str, rank_names: Mapping[int, str]
+) -> Table:
+    """Return one row per graph exec: nodes, replays, and whether all are the same.
+
+    Args:
+        shapes: of the graph execs.
+        title: of the table.
+        rank_names: of each process that has one; if any has, they are shown, and the sequences,
+            for which there is no room then, are not.
+    """
     table = new_table(title)
-    for name in ("graph", "nodes", "replays", "launch ids", "matched", "sequences"):
+    if rank_names:
+        table.add_column("rank", no_wrap=True)
+    for name in ("graph", "nodes", "replays", "launch ids", "matched"):
         table.add_column(name, justify="right")
+    if not rank_names:
+        table.add_column("sequences", justify="right")
     table.add_column("each replay")
     for number, shape in enumerate(shapes, start=1):
         table.add_row(
+            *([rank_names.get(shape.process_id, _NONE)] if rank_names else []),
             str(number),
             count(shape.nodes),
             count(shape.replays),
             f"{shape.first_launch_id}..{shape.last_launch_id}",
             f"{count(shape.matched_blocks)} of {count(shape.expected_blocks)}",
-            _sequences(shape),
+            *([] if rank_names else [_sequences(shape)]),
             "same nodes" if shape.same_nodes_in_every_replay else "others",
         )
     return table
@@ -139,16 +151,19 @@ def _durations(durations: Durations | None) -> str:
     return " / ".join(f"{value:.3f}" for value in values)
 
 
-def files_table(files: tuple[FileBooks, ...]) -> Table:
-    """Return the books of every dump file."""
+def files_table(files: tuple[FileBooks, ...], rank_names: Mapping[int, str]) -> Table:
+    """Return the books of every dump file, with the rank of its process if that has a name."""
     table = new_table("Recorded files")
     table.add_column("file", overflow="fold")
+    if rank_names:
+        table.add_column("rank", no_wrap=True)
     for name in ("written", "dropped", "gaps", "timer back"):
         table.add_column(name, justify="right")
     table.add_column("state", overflow="fold")
     for books in files:
         table.add_row(
             books.name,
+            *([rank_names.get(books.process_id, _NONE)] if rank_names else []),
             count(books.written),
             fault_count(books.dropped),
             fault_count(books.sequence_gaps),
@@ -165,78 +180,8 @@ def _state(books: FileBooks) -> str:
     return f"{flags}; failed at {books.first_failure_site} ({books.first_failure_result})"
 
 
-def checks_table(result: Reconciliation) -> Table:
-    """Return how the sides were joined, and what else was held against each other."""
-    table = new_table("Checks")
-    table.show_header = False
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    if result.graph_join_method:
-        table.add_row("graph nodes joined by", result.graph_join_method)
-    table.add_row("join by order of atomics", _order_join(result))
-    if _has_unpatched(result):
-        name = "launched before patching" if result.records_blocks else "launched unrecorded"
-        table.add_row(name, _before_patching(result.whole_life))
-    for books in result.files:
-        if books.expected_blocks is not None:
-            table.add_row(f"books of {books.name}", _balance(books))
-    if result.stores:
-        table.add_row("stores of entered blocks", _stores(result.stores))
-    for kernel in result.kernels:
-        where = f"process {kernel.process_id}, context {kernel.context_index}"
-        table.add_row("kernel", f"{kernel.title}: {count(kernel.matched_blocks)} blocks ({where})")
-    if result.kernel_disagreements:
-        table.add_row("program counters in doubt", str(result.kernel_disagreements))
-    if result.unjudged_processes:
-        pids = ", ".join(map(str, result.unjudged_processes))
-        table.add_row("not judged", f"no target kernel in process {pids}")
-    return table
-
-
-def _before_patching(section: Section) -> str:
-    graph, plain = section.graph_nodes, section.plain_launches
-    return (
-        f"{count(graph.blocks_before_patching)} graph-node blocks of "
-        f"{count(graph.launches_before_patching)} launches, "
-        f"{count(plain.blocks_before_patching)} plain-launch blocks of "
-        f"{count(plain.launches_before_patching)}; none of them counts as missing"
-    )
-
-
-def _stores(stores: StoreCounts) -> Text:
-    return Text(
-        f"{count(stores.matched)} of {count(stores.recorded)}",
-        style="bold red" if stores.unexpected else "",
-    )
-
-
-def _balance(books: FileBooks) -> Text:
-    sign = {True: "=", False: "≠", None: "at least; not all launches are known:"}[
-        books.books_balance
-    ]
-    dropped = f"{count(books.entries_dropped or 0)} dropped"
-    if books.stores_dropped is None:
-        sign, dropped = "?", f"{count(books.dropped)} dropped, stores among them"
-    stores = f"; {count(books.stores_written)} stores" if books.stores_written else ""
-    return Text(
-        f"{count(books.expected_blocks or 0)} expected {sign} {count(books.entries_written)} "
-        f"written + {dropped}{stores}",
-        style="bold red" if books.books_balance is False else "",
-    )
-
-
-def _order_join(result: Reconciliation) -> str:
-    order = result.order_join
-    if order.agrees is None:
-        return "nothing to compare"
-    same = f"{count(order.matches)} of {count(order.total)} blocks the same"
-    if order.agrees or order.single_stream:
-        return same
-    return f"{same}; with several streams only the grid id tells"
-
-
 def _verdict(result: Reconciliation) -> Text:
-    style = _VERDICT_STYLES[result.verdict]
+    style = VERDICT_STYLES[result.verdict]
     return Text.assemble((result.verdict.value, style), ": ", headline(result))
 
 

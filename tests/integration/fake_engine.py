@@ -103,6 +103,9 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(200 if well else 503, b"")
 
     def do_POST(self) -> None:
+        if self.path in ("/start_profile", "/stop_profile"):
+            self._profile()
+            return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens = asked["max_tokens"]
         if tokens > 1:
@@ -117,6 +120,19 @@ class Handler(BaseHTTPRequestHandler):
             self._stream(tokens)
         else:
             self._answer(tokens)
+
+    def _profile(self) -> None:
+        """As vLLM does where --profiler-config was given; else it has no such route."""
+        if "--profiler-config" not in sys.argv or FAULT == "no_profiler":
+            self._reply(404, b"")
+            return
+        if self.path == "/stop_profile" and FAULT != "no_trace":
+            config = json.loads(sys.argv[sys.argv.index("--profiler-config") + 1])
+            traces = Path(config["torch_profiler_dir"])
+            traces.mkdir(exist_ok=True)
+            (traces / "rank0.pt.trace.json").write_text("{}")
+        log(f"INFO {self.path}")
+        self._reply(200, b"")
 
     def _fault(self) -> None:
         if FAULT == "hang":

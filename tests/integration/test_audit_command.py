@@ -99,7 +99,7 @@ def test_a_finding_and_its_evidence(tmp_path, capsys):
     assert (
         f"token 9 of request {REQUEST} wrote K to slot 58, which is its own token 10 "
         "step 4 (forward), layer 1, row 0, expected slot 57, written slot 58, KV block 3 offset "
-        f"10, address {kv_address(58, 1):#x}, event 65 of context 0, process 4711 (rank 0)"
+        f"10, address {kv_address(58, 1):#x}, event 65 of context 0, process 4711"
     ) in words
     assert "and 1 more; --json has them all" in words
     assert "findings: 2 findings" in words
@@ -277,7 +277,7 @@ def test_show_prints_the_life_of_a_token(tmp_path, capsys):
     assert max(map(len, out.splitlines())) <= 80
     assert [" ".join(line.split()) for line in out.splitlines() if line] == [
         f"Token 8 of request {REQUEST}",
-        "process 4711 (rank 0)",
+        "process 4711",
         "step 3 (forward)",
         "row 0 of 1, 2 with padding",
         "launched graph exec 1, replay 1 (2 nodes)",

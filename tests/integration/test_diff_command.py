@@ -250,7 +250,7 @@ def test_an_old_summary_is_no_baseline(tmp_path, baseline, capsys):
     path.write_text(json.dumps(old(json.loads(baseline.read_text()))))
     arguments = ["baseline", "save", str(path), "-o", str(tmp_path / "b.json")]
     assert main(arguments) == ExitCode.USAGE
-    assert "schema version 1, expected 2" in capsys.readouterr().err
+    assert "schema version 1, expected 3" in capsys.readouterr().err
 
 
 def test_only_save_is_done_with_a_baseline(pair, capsys):

@@ -218,7 +218,7 @@ def test_what_has_no_place_in_a_timeline_is_said(export):
 def test_the_timeline_of_one_request(export):
     out, _, said = export(DATA / "h200-writes", "--perfetto")
     tracks = read_trace(out)
-    assert {track.process for track in tracks} == {"rank 0, process 1017"}
+    assert {track.process for track in tracks} == {"process 1017"}
     (decode,) = [track for track in tracks if track.name.startswith("graph exec 168 ")]
     replays_of = [one for one in decode.slices if one.parent is None]
     assert [one.name for one in replays_of] == [f"replay {number}" for number in range(1, 8)]
@@ -264,7 +264,7 @@ def test_a_limit_says_what_was_left_out(export):
 def test_a_document_on_stdout_and_the_rest_on_stderr(option, export):
     out, code, said = export(DATA / "h200-fa3", option, "--json")
     document = json.loads(said.out)
-    assert (code, document["schema_version"]) == (ExitCode.AGREES, 1)
+    assert (code, document["schema_version"]) == (ExitCode.AGREES, 2)
     assert (document["path"], document["format"]) == (str(out), option.removeprefix("--"))
     assert f"wrote {out}" in said.err.replace("\n", "")
 

@@ -74,3 +74,21 @@ def test_the_report_shows_it(pair, tmp_path, capsys):
     page = target.read_text()
     assert 'id="gap"' in page
     assert "Inside a replay and between two" in page
+
+
+def test_the_report_pairs_unequal_runs_if_it_is_allowed_to(tmp_path, capsys):
+    pair = scenes.write_pair(tmp_path, [scenes.launched(replays=3)], [scenes.seen(replays=5)])
+    target = tmp_path / "report.html"
+    command = ["report", str(pair[0]), "--gap", str(pair[1]), "-o", str(target)]
+    pages = []
+    for more in ([], ["--allow-unequal"]):
+        assert app.main([*command, *more]) == ExitCode.AGREES
+        pages.append(target.read_text())
+    capsys.readouterr()
+    assert ["in the second run only" in page for page in pages] == [True, True]
+    assert ["Inside a replay and between two" in page for page in pages] == [False, True]
+
+
+def test_allow_unequal_alone_is_refused(pair, capsys):
+    assert app.main(["report", pair[0], "--allow-unequal"]) == ExitCode.USAGE
+    assert "--allow-unequal: found no --gap" in capsys.readouterr().err

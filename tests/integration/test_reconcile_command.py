@@ -36,7 +36,7 @@ def test_json_is_one_document_on_stdout(run, capsys):
     assert main(["reconcile", str(run), "--json"]) == ExitCode.AGREES
     captured = capsys.readouterr()
     document = json.loads(captured.out)
-    assert (document["run_dir"], document["schema_version"]) == (str(run), 2)
+    assert (document["run_dir"], document["schema_version"]) == (str(run), 3)
     assert captured.err == ""
     assert document.items() >= json.loads((run / "summary.json").read_text()).items()
 

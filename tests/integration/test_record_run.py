@@ -3,7 +3,6 @@
 import json
 import socket
 import stat
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -291,11 +290,10 @@ def test_a_hanging_request_is_given_up(config, machine, monkeypatch):
 
 def test_a_start_that_takes_too_long_is_given_up(config, machine, monkeypatch):
     """A SIGTERM would not end it: vLLM waits for ever then, so SIGINT must come first."""
-    limits = replace(LIMITS, ready_s=1)
-    begin = time.monotonic()
-    with pytest.raises(RunFailedError, match=r"not ready within 1 s \(last seen: capturing"):
+    limits = replace(LIMITS, ready_s=4)
+    with pytest.raises(RunFailedError, match=r"not ready within 4 s \(last seen: capturing"):
         record(replace(config, limits=limits), monkeypatch, "never_healthy")
-    assert time.monotonic() - begin < 5
+    assert manifest(config)["outcome"]["engine_last_signal"] == "SIGINT"
     assert machine.left_behind() == []
 
 

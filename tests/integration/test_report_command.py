@@ -8,6 +8,7 @@ import browser
 import builders
 import pytest
 from builders import replays, seven_replays
+from rank_scenes import steps_of, tensor_ranks, write_ranks
 
 from kvtrace_cli.app import main
 from kvtrace_cli.errors import ExitCode
@@ -137,6 +138,9 @@ def pages(tmp_path_factory):
         made[name] = folder / f"{name}.html"
         arguments = ["report", str(recorded), "--allow-incomplete", "-o", str(made[name])]
         assert main(arguments) == ExitCode.AGREES
+    made["ranks"] = folder / "ranks.html"
+    run = write_ranks(folder / "run", tensor_ranks(lines=steps_of(decodes=6)))
+    assert main(["report", str(run), "-o", str(made["ranks"])]) == ExitCode.AGREES
     return made
 
 
@@ -189,6 +193,23 @@ def luminance(colour):
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values
     ]
     return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(browser.chromium() is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [browser.DESKTOP, browser.PHONE])
+def test_one_rank_is_seen_at_a_time(pages, width):
+    with browser.opened(pages["ranks"], width=width) as page:
+        choice = page.locator("#layers .choice")
+        charts = choice.locator(".chart")
+        assert [chart.is_visible() for chart in charts.all()] == [True, False]
+        choice.locator("select").select_option("TP1")
+        assert [chart.is_visible() for chart in charts.all()] == [False, True]
+        charts.nth(1).locator("svg").wait_for()
+        assert charts.nth(1).locator("svg").bounding_box()["width"] > 200
+        assert "process 4712 (TP1)" in choice.inner_text()
+        assert page.complaints == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.browser

@@ -69,6 +69,7 @@ def test_reasons_follow_the_conclusion():
 def token_pass(layers):
     return TokenPass(
         process_id=7,
+        rank="TP1 PP2",
         ranks={"tensor": 1, "pipeline": 2},
         step_stamp=3,
         step_kind="forward",
@@ -106,7 +107,7 @@ def test_a_tokens_layers_with_trouble_are_put_together():
     assert max(map(len, text.splitlines())) <= 80
     assert [" ".join(line.split()) for line in text.splitlines() if line] == [
         "Token 9 of request a (EMULATED)",
-        "process 7 (tensor rank 1, pipeline rank 2)",
+        "process 7 (TP1 PP2)",
         "step 3 (forward, graph mode FULL)",
         "row 1 of 2",
         "launched graph exec 1, replay 9 (5 nodes)",

@@ -2,6 +2,7 @@ import pytest
 
 from kvtrace_cli.config import (
     EngineConfig,
+    ExecConfig,
     Observer,
     Patch,
     PatchAt,
@@ -91,6 +92,9 @@ def test_the_engine_runs_as_many_sequences_as_are_sent_at_once(concurrency, sequ
             "--patch-at first-launch-end: --record none patches nothing",
         ),
         (lambda: RecordingConfig(injection=False), "--no-injection: .* --preload, or --no-trace"),
+        (lambda: RunConfig("q", run_id=""), "--run-id: found '', expected 1 to 64 letters"),
+        (lambda: RunConfig("q", run_id="a" * 65), "--run-id: found 'aaa"),
+        (lambda: ExecConfig(("true",), run_id="a/b"), "--run-id: found 'a/b'"),
         (lambda: TimeLimits(ready_s=0), "--ready-timeout: found 0"),
         (lambda: TimeLimits(request_s=float("nan")), "--request-timeout: found nan"),
     ],

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_import_paths_survive_another_working_directory():
     assert environment["PYTHONPATH"] == f"{Path.cwd()}/site:/abs"
 
 
-def test_the_emulator_is_started_by_this_interpreter_with_the_same_set_up(tmp_path):
+def test_the_emulator_is_started_with_the_same_set_up(tmp_path):
     library = tmp_path / "e.so"
     library.touch()
     config = RunConfig(
@@ -82,7 +81,7 @@ def test_the_emulator_is_started_by_this_interpreter_with_the_same_set_up(tmp_pa
         recording=RecordingConfig(sanitizer_library=library),
     )
     assert EmulatorEngine().command(config, DUMMY, 4000) == [
-        *(sys.executable, "-m", "kvtrace_cli.emulator", "serve", "/models/q"),
+        *("/py", "-m", "kvtrace_cli.emulator", "serve", "/models/q"),
         *("--served-model-name", "q", "--host", "127.0.0.1", "--port", "4000"),
         *("--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
         *("--capture-sizes", "1,2,4,8", "--library", str(library), "--fault", "hang"),

@@ -252,6 +252,58 @@ def test_context_parallelism_makes_positions_inexact(hooked, kind):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "sizes"),
+    [
+        # The replica of a model that is spread over replicas knows how many there are.
+        (
+            {"data_parallel_rank": 1, "data_parallel_index": 1, "data_parallel_size": 4},
+            {"data": 1, "world": 3},
+            {"tensor": 2, "pipeline": 1, "data": 4},
+        ),
+        # That of a dense one is told that it is alone, but for its index.
+        (
+            {"data_parallel_rank": 0, "data_parallel_index": 2, "data_parallel_size": 1},
+            {"data": 2, "world": 3},
+            {"tensor": 2, "pipeline": 1},
+        ),
+        # Before there was an index, no replica was told so.
+        (
+            {"data_parallel_rank": 0, "data_parallel_size": 1},
+            {"data": 0, "world": 3},
+            {"tensor": 2, "pipeline": 1, "data": 1},
+        ),
+    ],
+)
+def test_sizes_are_told_as_far_as_the_engine_tells_them(hooked, kind, parallel, ranks, sizes):
+    one = hooked(kind, initialise=False)
+    known = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+    vars(one.runner.parallel_config).update(known | parallel)
+    one.runner.initialize_kv_cache()
+    assert one.started["ranks"] == ranks
+    assert one.started["world_sizes"] == sizes
+    assert "several_hosts" not in one.started
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"distributed_executor_backend": "ray"},
+        {"distributed_executor_backend": type("RayExecutorV2", (), {})},
+        {"data_parallel_backend": "ray"},
+        {"nnodes": 2},
+        {"data_parallel_size": 4, "data_parallel_size_local": 2},
+    ],
+)
+def test_an_engine_whose_ranks_may_be_elsewhere_says_so(hooked, kind, parallel):
+    one = hooked(kind, initialise=False)
+    vars(one.runner.parallel_config).update(parallel)
+    one.runner.initialize_kv_cache()
+    assert one.started["several_hosts"] is True
+
+
+@BOTH
 def test_cross_attention_has_slots_that_positions_do_not_tell(hooked, kind):
     one = hooked(kind, initialise=False)
     spec = type("CrossAttentionSpec", (FullAttentionSpec,), {})()
@@ -263,6 +315,7 @@ def test_cross_attention_has_slots_that_positions_do_not_tell(hooked, kind):
 def test_the_first_line_has_ranks_and_block_sizes(hooked, kind):
     started = hooked(kind).started
     assert started["ranks"] == {"data": 1, "world": 3}  # those that the engine tells
+    assert "world_sizes" not in started
     assert started["block_sizes"] == [16]
     assert (started["engine"], started["model_runner"]) == ("vllm", kind)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtrace_cli.engine_site.kvtrace_engine_plugin import host_facts
+from kvtrace_cli.engine_site.kvtrace_engine_plugin.host_facts import host_clock
 from kvtrace_cli.engine_site.kvtrace_engine_plugin.recorder import StepRecorder
 
 FIRST = {
@@ -45,18 +47,37 @@ def stamp_library(tmp_path):
     return library
 
 
-def test_the_first_line_says_what_wrote_the_file(tmp_path):
-    record(tmp_path, missing=["GPUModelRunner.x"], inexact=["speculative decoding"])
-    assert lines(tmp_path) == [
-        {
-            "event": "started",
-            "schema_version": 1,
-            **FIRST,
-            "stamped": False,
-            "missing": ["GPUModelRunner.x"],
-            "inexact": ["speculative decoding"],
-        }
-    ]
+def test_the_first_line_says_what_wrote_the_file_and_where(tmp_path):
+    sizes = {"tensor": 2, "pipeline": 1}
+    reasons = {"missing": ["GPUModelRunner.x"], "inexact": ["speculative decoding"]}
+    record(tmp_path, world_sizes=sizes, several_hosts=True, **reasons)
+    (found,) = lines(tmp_path)
+    # This test and the recorder are one process.
+    assert (found.pop("host"), found.pop("host_clock")) == (os.uname().nodename, host_clock())
+    assert found == {
+        "event": "started",
+        "schema_version": 1,
+        **FIRST,
+        "stamped": False,
+        "world_sizes": sizes,
+        "several_hosts": True,
+        **reasons,
+    }
+
+
+def test_what_is_not_known_of_other_ranks_is_left_out(tmp_path):
+    record(tmp_path)
+    assert not {"world_sizes", "several_hosts"} & lines(tmp_path)[0].keys()
+
+
+def test_a_clock_is_told_by_the_boot_and_its_namespace(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_facts, "_BOOT_ID", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(host_facts, "_TIME_NAMESPACE", str(tmp_path / "time"))
+    assert host_clock() == ""
+    (tmp_path / "boot_id").write_text("8b1-77\n")
+    assert host_clock() == "8b1-77"
+    (tmp_path / "time").symlink_to("time:[40]")
+    assert host_clock() == "8b1-77 time:[40]"
 
 
 def test_steps_are_numbered_from_one_and_empty_fields_are_left_out(tmp_path):

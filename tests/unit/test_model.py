@@ -48,7 +48,7 @@ def test_a_directory_without_a_readable_config_is_refused(tmp_path, text):
         ("llama", Weights.AUTO, "no such directory, and not a hub name"),
         ("./a/b", Weights.AUTO, "no such directory"),
         ("/no/where", Weights.AUTO, "no such directory"),
-        ("owner/other", Weights.DUMMY, "ships the config of Qwen3-14B only"),
+        ("owner/other", Weights.DUMMY, "knows Qwen3-14B only"),
     ],
 )
 def test_a_name_that_stands_for_nothing_is_refused(name, weights, message):

@@ -45,6 +45,19 @@ def test_a_machine_that_has_everything_passes(machine):
     demand(found)
 
 
+def test_each_rank_needs_a_gpu_if_all_are_here(machine, monkeypatch):
+    assert check(machine, "gpus", arguments=("-tp", "2")).status is Status.FAIL
+    monkeypatch.setattr(preflight, "list_gpus", lambda: [H200, H200])
+    assert check(machine, "gpus", arguments=("-tp", "2")).status is Status.OK
+    found = check(machine, "gpus", arguments=("-tp", "2", "-dp", "2"))
+    assert (found.status, found.found) == (Status.FAIL, "2 for 4 ranks")
+    for elsewhere in ("--nnodes=2", "--distributed-executor-backend=ray"):
+        arguments = ("-tp", "4", elsewhere)
+        assert "gpus" not in {
+            one.name for one in run_preflight(EngineConfig(arguments=arguments), machine).checks
+        }
+
+
 def test_without_recording_neither_library_is_looked_for():
     found = run_preflight(EngineConfig(), RecordingConfig(enabled=False))
     assert not {"injector", "sanitizer library"} & {one.name for one in found.checks}

@@ -40,6 +40,16 @@ def test_a_terminal_shows_the_counts_while_they_change(monkeypatch, tmp_path):
     assert "3 answered, 125,600 block events" in (tmp_path / "screen").read_text()
 
 
+def test_a_narrow_terminal_shows_how_many_ranks_record(monkeypatch, tmp_path):
+    with (tmp_path / "screen").open("w") as file:
+        monkeypatch.setattr(console, "err", Console(file=file, force_terminal=True, width=80))
+        with closing(Progress()) as progress:
+            progress.phase("capturing graphs")
+            progress.counters(COUNTERS, "ranks 7/8")
+            time.sleep(0.3)
+    assert "capturing graphs: ranks 7/8, 125,600 block events" in (tmp_path / "screen").read_text()
+
+
 def test_a_terminal_that_another_program_prints_on_has_no_line_that_changes(monkeypatch, tmp_path):
     with (tmp_path / "screen").open("w") as file:
         monkeypatch.setattr(console, "err", Console(file=file, force_terminal=True, width=100))

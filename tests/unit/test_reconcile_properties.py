@@ -133,7 +133,7 @@ def with_stores(trace, truth, chance):
 def in_slices(count):
     with (
         mock.patch.object(joined, "SLICE_EVENTS", count),
-        mock.patch.object(matching, "SLICE_EVENTS", count),
+        mock.patch.object(matching, "PIECE_EVENTS", count),
     ):
         yield
 

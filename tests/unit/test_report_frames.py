@@ -3,6 +3,7 @@
 import builders
 import pytest
 from builders import Trace, recorded, replays, request, seven_replays, started, step
+from rank_scenes import recorded_ranks, tensor_ranks
 
 from kvtrace_cli.analysis.attribution import attribute
 from kvtrace_cli.analysis.audit import audit
@@ -12,11 +13,16 @@ from kvtrace_cli.analysis.report_model import Mark, SequenceGap
 from kvtrace_cli.analysis.steps import step_tables
 
 
-def drawn(tmp_path, *traces, **options):
-    recording = recorded(tmp_path, *traces, **options)
+def everything_drawn(recording):
     result, tables = reconcile(recording), step_tables(recording)
     attribution = attribute(result, recording, tables)
     return pictures(recording, result, tables, attribution, audit(recording, result, tables))
+
+
+def drawn(tmp_path, *traces, **options):
+    """Return what is drawn of a run of one rank."""
+    (only,) = everything_drawn(recorded(tmp_path, *traces, **options)).by_rank
+    return only
 
 
 def plain_steps(stamps, layers=3):
@@ -90,8 +96,25 @@ def test_nothing_that_has_a_layer(tmp_path):
 
 
 def test_nothing_that_entered(tmp_path):
-    found = drawn(tmp_path, Trace())
-    assert (found.stretch, found.timeline, found.heat_map) == (None, None, None)
+    found = everything_drawn(recorded(tmp_path, Trace()))
+    assert (found.by_rank, found.other_ranks) == ((), 0)
+
+
+def test_each_rank_is_drawn_by_itself(tmp_path):
+    scenes = tensor_ranks(3)
+    scenes[1].launched = lambda stamp, _layer: stamp != 4
+    found = everything_drawn(recorded_ranks(tmp_path, scenes))
+    assert [one.stretch.rank for one in found.by_rank] == ["TP0", "TP1", "TP2"]
+    assert [one.stretch.process_id for one in found.by_rank] == [4711, 4712, 4713]
+    # Two layers of a dummy step, of the prompt, and of one or two decode steps.
+    assert [one.timeline.marks.height for one in found.by_rank] == [8, 6, 8]
+    assert [one.heat_map.passes for one in found.by_rank] == [4, 3, 4]
+
+
+def test_of_many_ranks_the_first_are_drawn_and_the_others_are_counted(tmp_path):
+    found = everything_drawn(recorded_ranks(tmp_path, tensor_ranks(10)))
+    assert [one.stretch.rank for one in found.by_rank] == [f"TP{rank}" for rank in range(8)]
+    assert found.other_ranks == 2
 
 
 def test_a_heat_map_has_the_interval_to_the_next_layer(tmp_path):
@@ -165,14 +188,15 @@ def test_gaps_are_where_the_drops_were(tmp_path):
         trace.enter_all(trace.node(node, 1))
         if node == 1:
             trace.drop(5)
-    found = drawn(tmp_path, trace)
+    found = everything_drawn(recorded(tmp_path, trace))
     name = f"{builders.PROCESS_ID}-0.events.kvt"
     assert found.gaps == (SequenceGap(name, None, 2), SequenceGap(name, 3, 5))
     assert found.gap_count == 2
 
 
 def test_figures_are_medians_with_their_clock(tmp_path):
-    spans = [one for one in drawn(tmp_path, seven_replays()).figures if "last layer" in one.name]
+    figures = everything_drawn(recorded(tmp_path, seven_replays())).figures
+    spans = [one for one in figures if "last layer" in one.name]
     assert [(one.median_ms, one.samples, one.clock) for one in spans] == [
         (pytest.approx(7.8), 7, "GPU globaltimer")
     ]

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import gap_scenes
 import pytest
 from builders import recorded, replays, request, seven_replays
+from rank_scenes import recorded_ranks, tensor_ranks
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
@@ -56,7 +57,10 @@ class Page(HTMLParser):
 
 
 def side(tmp_path, *traces, name="run1", **options):
-    recording = recorded(tmp_path, *traces, **options)
+    return side_of(recorded(tmp_path, *traces, **options), name)
+
+
+def side_of(recording, name="run1"):
     result, tables = reconcile(recording), step_tables(recording)
     attribution = attribute(result, recording, tables)
     judged = audit(recording, result, tables)
@@ -119,10 +123,10 @@ def test_what_comes_from_the_run_is_escaped(tmp_path):
 
 def test_text_in_a_chart_cannot_end_its_script(tmp_path):
     one = side(tmp_path, seven_replays())
-    marks = one.pictures.timeline.marks.with_columns(
-        pass_name=one.pictures.timeline.marks["pass_name"] + NASTY
-    )
-    drawn = replace(one.pictures, timeline=replace(one.pictures.timeline, marks=marks))
+    (whole,) = one.pictures.by_rank
+    marks = whole.timeline.marks.with_columns(pass_name=whole.timeline.marks["pass_name"] + NASTY)
+    nasty = replace(whole, timeline=replace(whole.timeline, marks=marks))
+    drawn = replace(one.pictures, by_rank=(nasty,))
     html = render([replace(one, pictures=drawn)])
     assert "alert('x')</script>" not in html
     assert specs(html)[0]["data"]["entries"]["pass_name"][0] == "decode step 1" + NASTY
@@ -335,3 +339,16 @@ def test_why_nothing_could_be_split_is_said(tmp_path):
     text = Page(render([side(tmp_path / "side", gap_scenes.launched())], None, split)).text
     assert "inconclusive: a and, by CUPTI, b." in text
     assert "The second run was not observed by CUPTI" in text
+
+
+def test_ranks_are_chosen_from_and_one_is_seen_at_a_time(tmp_path):
+    shown = page(side_of(recorded_ranks(tmp_path, tensor_ranks())))
+    assert len([one for one in shown.of("div") if one.get("class") == "choice"]) == 2
+    names = [one["aria-label"] for one in shown.of("div") if one.get("class") == "option"]
+    assert names == ["rank TP0", "rank TP1"] * 2
+    assert "Of the measured requests, process 4712 (TP1), context 0." in shown.text
+
+
+def test_a_single_rank_is_not_to_be_chosen(tmp_path):
+    shown = page(side(tmp_path, seven_replays()))
+    assert not [one for one in shown.of("div") if one.get("class") == "choice"]

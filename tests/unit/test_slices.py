@@ -4,16 +4,16 @@ import pytest
 from builders import Trace, reconciled, replays, seven_replays
 from polars.testing import assert_frame_equal
 
-from kvtrace_cli.analysis import files, joined, matching
-from kvtrace_cli.dumps import reader
+from kvtrace_cli.analysis import joined, matching
+from kvtrace_cli.dumps import event_pieces
 from kvtrace_cli.dumps.reader import read_events
 from kvtrace_cli.errors import DumpFormatError
 
 
 def in_slices(monkeypatch, count):
-    monkeypatch.setattr(reader, "_PIECE_RECORDS", count)
-    for module in (files, joined, matching):
-        monkeypatch.setattr(module, "SLICE_EVENTS", count)
+    monkeypatch.setattr(event_pieces, "PIECE_RECORDS", count)
+    monkeypatch.setattr(joined, "SLICE_EVENTS", count)
+    monkeypatch.setattr(matching, "PIECE_EVENTS", count)
 
 
 def counted():

@@ -7,10 +7,10 @@ import pytest
 from builders import Trace, flags, journal, reconciled, replays, seven_replays
 from polars.testing import assert_frame_equal
 
-from kvtrace_cli.analysis import files, joined, matching
+from kvtrace_cli.analysis import joined, matching
 from kvtrace_cli.analysis.joined import store_slices
 from kvtrace_cli.analysis.model import StoreCounts, Verdict
-from kvtrace_cli.dumps import reader
+from kvtrace_cli.dumps import event_pieces
 
 
 def with_stores(trace, stores=2):
@@ -207,9 +207,9 @@ def far_apart():
 def test_every_size_of_slice_gives_the_same(tmp_path, monkeypatch, count):
     whole = reconciled(tmp_path / "whole", far_apart())
     assert whole.stores == StoreCounts(18, 17)
-    monkeypatch.setattr(reader, "_PIECE_RECORDS", count)
-    for module in (files, joined, matching):
-        monkeypatch.setattr(module, "SLICE_EVENTS", count)
+    monkeypatch.setattr(event_pieces, "PIECE_RECORDS", count)
+    monkeypatch.setattr(joined, "SLICE_EVENTS", count)
+    monkeypatch.setattr(matching, "PIECE_EVENTS", count)
     parts = reconciled(tmp_path / "parts", far_apart())
     assert parts == whole
     assert_frame_equal(parts.block_events, whole.block_events)

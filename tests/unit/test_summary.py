@@ -5,12 +5,21 @@ import json
 from dataclasses import replace
 
 import pytest
-from diff_scenes import document, prompt_and_replays
+from diff_scenes import compared, document, prompt_and_replays
 
+from kvtrace_cli.analysis.diff_model import DiffVerdict
 from kvtrace_cli.analysis.run_facts import Summary, fault_in
-from kvtrace_cli.dumps.summary import read_document, summary_of
+from kvtrace_cli.dumps.summary import (
+    SCHEMA_VERSION,
+    are_comparable,
+    read_document,
+    summary_of,
+)
 from kvtrace_cli.dumps.typed import KindError, from_document
 from kvtrace_cli.errors import KvtraceError
+
+# Settings that version 2 lacks.
+LATER = ("pipeline_parallel", "data_parallel")
 
 
 @pytest.fixture
@@ -31,7 +40,7 @@ def version_1(whole):
 
 def test_a_summary_is_read_as_it_was_written(tmp_path, whole):
     summary = read(tmp_path, whole)
-    assert (summary.schema_version, summary.verdict, summary.engine) == (2, "agrees", "vllm")
+    assert (summary.schema_version, summary.verdict, summary.engine) == (3, "agrees", "vllm")
     (process,) = summary.structure.processes
     assert [(graph.nodes, graph.replays) for graph in process.graphs] == [(4, 7)]
     assert [run.replays for run in process.courses[0].runs] == [0, 7]
@@ -42,6 +51,30 @@ def test_a_summary_is_read_as_it_was_written(tmp_path, whole):
 def test_fields_that_are_not_known_are_ignored(tmp_path, whole):
     whole["structure"]["colour"] = whole["colour"] = "red"
     assert read(tmp_path, whole) is not None
+
+
+def version_2(whole):
+    """Return the document as kvtrace wrote it before it knew ranks."""
+    settings = {name: one for name, one in whole["settings"].items() if name not in LATER}
+    processes = [
+        {name: value for name, value in one.items() if name != "ranks"}
+        for one in whole["structure"]["processes"]
+    ]
+    found = {name: value for name, value in whole.items() if not name.startswith("rank")}
+    return found | {
+        "schema_version": 2,
+        "settings": settings,
+        "structure": whole["structure"] | {"processes": processes},
+    }
+
+
+def test_a_summary_of_version_2_is_read_and_compared_in_full(tmp_path, whole):
+    older = read(tmp_path, version_2(whole))
+    assert older.settings.tensor_parallel == read(tmp_path, whole).settings.tensor_parallel
+    assert (older.settings.data_parallel, older.structure.processes[0].ranks) == (None, ())
+    assert are_comparable(older.schema_version, SCHEMA_VERSION)
+    assert not are_comparable(1, SCHEMA_VERSION)
+    assert compared(older, read(tmp_path, whole)).verdict is DiffVerdict.SAME
 
 
 def test_a_summary_of_version_1_is_read_without_what_it_lacks(tmp_path, whole):
@@ -57,8 +90,8 @@ UNREADABLE = {
     "a manifest": ('{"schema_version": 1, "subcommand": "run"}', "another kind of document"),
     "another kind": ('{"schema_version": 2, "kind": "shopping list"}', "shopping list, expected"),
     "a newer version": (
-        '{"schema_version": 3, "kind": "kvtrace-summary"}',
-        "schema version 3, this kvtrace reads 1 to 2; install the kvtrace that wrote it",
+        '{"schema_version": 4, "kind": "kvtrace-summary"}',
+        "schema version 4, this kvtrace reads 1 to 3; install the kvtrace that wrote it",
     ),
 }
 

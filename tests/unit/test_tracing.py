@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from kvtrace_cli.capture.libraries import Injector
+from kvtrace_cli.capture.plugin import ENGINE_SITE
 from kvtrace_cli.capture.preflight import Preflight
 from kvtrace_cli.capture.tracing import assignments, traced_environment
 from kvtrace_cli.config import Observer, RecordingConfig
@@ -18,13 +20,14 @@ def run_dir(tmp_path):
     return RunDir(tmp_path)
 
 
-def traced(base, run_dir, recording=None, *, found=True, emulated=False):
+def traced(base, run_dir, recording=None, *, found=True, **options):
     preflight = Preflight()
     if found:
         preflight.injector = Injector(INJECTOR, 1, "build")
         preflight.sanitizer_library = Path("/lib/sanitizer.so")
     recording = recording or RecordingConfig()
-    return traced_environment(base, recording, preflight, run_dir, emulated=emulated)
+    options = {"emulated": False} | options
+    return traced_environment(base, recording, preflight, run_dir, **options)
 
 
 def test_injector_and_plugin_are_told_where_to_write(run_dir):
@@ -70,6 +73,23 @@ def test_vllm_gets_time_to_end_its_processes_unless_the_user_said_how_much(run_d
     assert traced({}, run_dir)[name] == "20"
     assert traced({name: "3"}, run_dir)[name] == "3"
     assert name not in traced({}, run_dir, emulated=True)
+
+
+def test_workers_of_ray_get_what_was_set_to_record_and_nothing_else(run_dir):
+    environment = traced({"A": "1", "PYTHONPATH": "/mine"}, run_dir, uses_ray=True)
+    names = environment["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")
+    assert set(names) == {
+        *("KVTRACE_CONFIG", "KVTRACE_STEPS", "KVTRACE_INJECTOR"),
+        *("CUDA_INJECTION64_PATH", "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"),
+    }
+    variables = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]["env_vars"]
+    assert variables.keys() == {*names, "PYTHONPATH"}
+    assert variables["PYTHONPATH"] == f"{ENGINE_SITE}:${{PYTHONPATH}}"
+    assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in traced({}, run_dir)
+
+
+def test_without_recording_ray_is_told_nothing(run_dir):
+    assert traced({"A": "1"}, run_dir, found=False, uses_ray=True) == {"A": "1"}
 
 
 def test_assignments_are_sorted():

@@ -76,7 +76,19 @@ class Chart:
     max_width: int = 0
 
 
-Block = Table | Text | Items | Details | Chart
+@dataclass(frozen=True)
+class Choice:
+    """Pictures of which one is seen at a time: pairs of a name and what it stands for.
+
+    Without a script all are seen, one below the other.
+    """
+
+    kind: ClassVar[str] = "choice"
+    label: str
+    options: tuple[tuple[str, "Block"], ...]
+
+
+Block = Table | Text | Items | Details | Chart | Choice
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from itertools import cycle
 
 import altair as alt
 
+from kvtrace_cli.analysis.rank_model import process_title
 from kvtrace_cli.analysis.report_model import HeatMap, Mark, SlotMap, Stretch, Timeline
 from kvtrace_cli.reports.cells import count
 from kvtrace_cli.reports.html.blocks import Chart
@@ -53,8 +54,9 @@ class Scales:
     @classmethod
     def of(cls, sides: Sequence[Side]) -> "Scales":
         """Return scales that hold all sides; never empty."""
-        timelines = [side.pictures.timeline for side in sides if side.pictures.timeline]
-        heat_maps = [side.pictures.heat_map for side in sides if side.pictures.heat_map]
+        pictures = [one for side in sides for one in side.pictures.by_rank]
+        timelines = [one.timeline for one in pictures if one.timeline]
+        heat_maps = [one.heat_map for one in pictures if one.heat_map]
         low = min((heat_map.low_us for heat_map in heat_maps), default=0.0)
         high = max((heat_map.high_us for heat_map in heat_maps), default=0.0)
         return cls(
@@ -134,7 +136,8 @@ def _timeline_caption(timeline: Timeline) -> str:
 
 def _left_out(stretch: Stretch) -> tuple[str, ...]:
     """Say which launches are pictured and which are not."""
-    where = f"process {stretch.process_id}, context {stretch.context_index}"
+    process = process_title(stretch.process_id, {stretch.process_id: stretch.rank})
+    where = f"{process}, context {stretch.context_index}"
     what = "the measured requests" if stretch.measured else "the whole life: none was measured"
     sentences = [f"Of {what}, {where}."]
     if stretch.other_contexts:
@@ -276,9 +279,10 @@ def _slot_map_alt(slot_map: SlotMap) -> str:
 
 
 def _slot_map_caption(slot_map: SlotMap) -> tuple[str, ...]:
+    process = process_title(slot_map.process_id, {slot_map.process_id: slot_map.rank})
     scope = (
         f"{count(slot_map.written_blocks)} of {count(slot_map.num_blocks)} KV blocks were written, "
-        f"held or are null; the others are left out. Process {slot_map.process_id}, KV group "
+        f"held or are null; the others are left out. Of {process}, KV group "
         f"{slot_map.kv_group}."
     )
     lines = [_MAP_MEANING, scope]

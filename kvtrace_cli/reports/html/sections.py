@@ -7,11 +7,14 @@ from typing import Final
 from rich.table import Table as RichTable
 
 from kvtrace_cli.analysis.audit_model import AuditVerdict, RuleCount
+from kvtrace_cli.analysis.report_model import RankPictures
 from kvtrace_cli.reports.audit_tables import evidence
 from kvtrace_cli.reports.cells import count
+from kvtrace_cli.reports.checks_table import checks_table
 from kvtrace_cli.reports.html.blocks import (
     Block,
     Cell,
+    Choice,
     Items,
     Part,
     Section,
@@ -26,10 +29,10 @@ from kvtrace_cli.reports.html.charts import (
     timeline_chart,
 )
 from kvtrace_cli.reports.html.side import Side
+from kvtrace_cli.reports.rank_tables import ranks_table
 from kvtrace_cli.reports.request_tables import attribution_tables
 from kvtrace_cli.reports.tables import (
     blocks_table,
-    checks_table,
     files_table,
     graphs_table,
     measured_name,
@@ -38,6 +41,7 @@ from kvtrace_cli.reports.tables import (
 
 # Rows of a rule whose first finding is shown; `kvtrace audit --json` has all.
 _SHOWN: Final = 3
+_NO_HEAT_MAP: Final = "No replay or step with two layers that follow each other was recorded."
 
 
 def sections(sides: Sequence[Side]) -> Iterator[Section]:
@@ -50,10 +54,12 @@ def sections(sides: Sequence[Side]) -> Iterator[Section]:
 def _reconciliation(side: Side) -> Iterator[Block]:
     result = side.result
     yield from_rich(blocks_table(result))
+    if result.ranks.are_several:
+        yield from_rich(ranks_table(result))
     shapes = result.measured_graphs or result.graphs
     if shapes:
         stretch = measured_name(result) if result.measured_graphs else "whole life"
-        yield from_rich(graphs_table(shapes, f"Graph replays, {stretch}"))
+        yield from_rich(graphs_table(shapes, f"Graph replays, {stretch}", result.ranks.names))
         yield from_rich(times_table(shapes))
     yield from_rich(checks_table(result))
 
@@ -67,24 +73,41 @@ def _owners(side: Side) -> Iterator[Block]:
 
 
 def _timeline(side: Side, *, scales: Scales) -> Iterator[Block]:
-    pictures = side.pictures
-    if pictures.timeline and pictures.stretch:
-        yield timeline_chart(pictures.timeline, pictures.stretch, scales)
-    elif pictures.stretch:
-        yield Text(
-            f"{count(pictures.stretch.launches)} launches entered, but the layer of none is known: "
-            "there is no graph replay, and no step of the engine was recorded."
-        )
-    else:
+    if not side.pictures.by_rank:
         yield Text("No block of a recorded launch entered, so there is nothing to draw.")
+    yield from _each_rank(side, partial(_timeline_of, scales=scales))
+
+
+def _timeline_of(pictures: RankPictures, *, scales: Scales) -> Block:
+    if pictures.timeline:
+        return timeline_chart(pictures.timeline, pictures.stretch, scales)
+    return Text(
+        f"{count(pictures.stretch.launches)} launches entered, but the layer of none is known: "
+        "there is no graph replay, and no step of the engine was recorded."
+    )
 
 
 def _heat_map(side: Side, *, scales: Scales) -> Iterator[Block]:
+    if not side.pictures.by_rank:
+        yield Text(_NO_HEAT_MAP)
+    yield from _each_rank(side, partial(_heat_map_of, scales=scales))
+
+
+def _heat_map_of(pictures: RankPictures, *, scales: Scales) -> Block:
+    if pictures.heat_map:
+        return heat_map_chart(pictures.heat_map, pictures.stretch, scales)
+    return Text(_NO_HEAT_MAP)
+
+
+def _each_rank(side: Side, draw: Callable[[RankPictures], Block]) -> Iterator[Block]:
+    """Yield a picture, or of several ranks one of each to choose from."""
     pictures = side.pictures
-    if pictures.heat_map and pictures.stretch:
-        yield heat_map_chart(pictures.heat_map, pictures.stretch, scales)
+    if len(pictures.by_rank) > 1:
+        yield Choice("rank", tuple((one.stretch.rank, draw(one)) for one in pictures.by_rank))
     else:
-        yield Text("No replay or step with two layers that follow each other was recorded.")
+        yield from map(draw, pictures.by_rank)
+    if pictures.other_ranks:
+        yield Text(f"{count(pictures.other_ranks)} more ranks are not drawn.")
 
 
 def _slot_map(side: Side) -> Iterator[Block]:
@@ -105,7 +128,7 @@ def _losses(side: Side) -> Iterator[Block]:
         f"{count(dropped)} records were dropped for lack of space; "
         f"{count(pictures.gap_count)} gaps in the sequences of events."
     )
-    yield from_rich(files_table(result.files))
+    yield from_rich(files_table(result.files, result.ranks.names))
     if pictures.gaps:
         yield Table(
             "Gaps in the sequences",

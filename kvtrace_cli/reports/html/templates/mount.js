@@ -6,6 +6,7 @@ const rowsOf = (columns) => {
   );
 };
 
+const drawn = [];
 for (const holder of document.querySelectorAll(".chart")) {
   const { spec, data } = JSON.parse(holder.nextElementSibling.textContent);
   spec.datasets = Object.fromEntries(
@@ -18,11 +19,32 @@ for (const holder of document.querySelectorAll(".chart")) {
     renderer: "svg",
     tooltip: { disableDefaultStyle: true },
   };
-  vegaEmbed(holder, spec, options).then(
+  const drawing = vegaEmbed(holder, spec, options).then(
     () => holder.setAttribute("data-drawn", "yes"),
     (error) => {
       holder.setAttribute("data-drawn", "no");
       holder.textContent = `This chart could not be drawn: ${error}`;
     },
   );
+  drawn.push(drawing);
 }
+
+// A hidden chart has no width to be drawn in, so what is not chosen is hidden when all are drawn.
+Promise.all(drawn).then(() => {
+  for (const choice of document.querySelectorAll(".choice")) {
+    const select = choice.querySelector("select");
+    const options = [...choice.querySelectorAll(":scope > .option")];
+    const choose = () => {
+      options.forEach((option, number) => {
+        option.hidden = number !== select.selectedIndex;
+      });
+      // The window may have changed its width since the chart was drawn.
+      window.dispatchEvent(new Event("resize"));
+    };
+    options.forEach((option) => option.querySelector("h4").remove());
+    select.addEventListener("change", choose);
+    select.closest("p").hidden = false;
+    choose();
+  }
+  document.body.setAttribute("data-ready", "yes");
+});
