@@ -3,6 +3,7 @@
 #ifndef KVTRACE_HOST_PLATFORM_H
 #define KVTRACE_HOST_PLATFORM_H
 
+#include <cstddef>
 #include <cstring>
 
 #include "kvtrace_abi.h"
@@ -53,8 +54,9 @@ inline void keep_in_memory(const void *) {}
 /* A host has no 16-byte store that is one for every reader, so each tag follows its part. */
 inline void store_part(kvtrace_block_event *slot, const kvtrace_block_event &event, int part) {
     uint16_t *tags[] = {&slot->tag0, &slot->tag1, &slot->tag2, &slot->tag3};
-    std::memcpy(reinterpret_cast<char *>(slot) + 16 * part,
-                reinterpret_cast<const char *>(&event) + 16 * part, 14);
+    const std::ptrdiff_t offset = std::ptrdiff_t{16} * part;
+    std::memcpy(reinterpret_cast<char *>(slot) + offset,
+                reinterpret_cast<const char *>(&event) + offset, 14);
     __atomic_store_n(tags[part], event.tag0, __ATOMIC_RELEASE);
 }
 
