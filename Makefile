@@ -6,6 +6,7 @@ PYTHON ?= python3
 VLLM_PYTHON ?=
 MODEL ?= Qwen3-14B
 FUZZ_SEED ?= 1
+FUZZ_INPUTS ?= 200000
 BUILD := $(CURDIR)/build/injector
 EMULATOR_BUILD := $(CURDIR)/build/emulator
 CUPTI_BUILD := $(CURDIR)/build/cupti
@@ -37,7 +38,7 @@ run: $(INJECTOR) $(EMULATOR) ## Trace one request of $(MODEL) with random weight
 	$(PY) -m kvtrace_cli run --model $(MODEL) --weights dummy $$options
 
 test: lint $(INJECTOR) $(EMULATOR) $(CUPTI) ## Everything that needs no GPU: lint, types, native and Python tests
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not gpu and not vllm and not browser"
+	$(PY) -m pytest -q -n 2 --dist loadfile -rs -m "not gpu and not vllm and not browser"
 
 test-browser: $(INJECTOR) $(EMULATOR) ## The HTML report in a headless Chromium (installs it)
 	scripts/install_chromium.sh
@@ -65,7 +66,7 @@ tidy: $(READY) ## clang-tidy over the injectors and the emulator
 	@echo "clang-tidy: clean"
 
 fuzz: $(READY) ## 200,000 damaged inputs to everything that reads a run
-	$(PY) tests/fuzz/fuzz_readers.py --inputs 200000 --seed $(FUZZ_SEED)
+	$(PY) tests/fuzz/fuzz_readers.py --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
 
 format: $(READY) ## Format everything
 	$(VENV)/bin/ruff check --fix .
