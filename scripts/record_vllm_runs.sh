@@ -12,7 +12,8 @@
 # model runner, 9 tokens), and on a machine with two GPUs tp2 (the 8-token request on two tensor ranks),
 # dp2 (three unequal requests for two replicas) and tp2-shift (two tensor ranks of a small server, one
 # with the seeded fault rank-shift), or all three: ranks. Each prints its table and its exit code.
-# PYTHON names the interpreter with vLLM; ROUNDS how often `itl` alternates (default 2).
+# PYTHON names the interpreter with vLLM; ROUNDS how often `itl` alternates (default 2); SHARE the part of
+# the card's memory that a server of `pairs` or `ranks` may take, so that several can run side by side.
 set -uo pipefail
 
 out=$1
@@ -96,7 +97,8 @@ fault() {
 ranks() {
     local -x NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
     local -x VLLM_ALLREDUCE_USE_SYMM_MEM=0 VLLM_ALLREDUCE_USE_FLASHINFER=0
-    local LIMIT=400 unfused='"pass_config":{"fuse_allreduce_rms":false}'
+    local LIMIT=${LIMIT:-400} unfused='"pass_config":{"fuse_allreduce_rms":false}'
+    [ -n "${SHARE:-}" ] && set -- "$@" --gpu-memory-utilization "$SHARE"
     request "$1" --record writes --capture-sizes "$2" "${@:3}" --compilation-config \
         "{\"cudagraph_mode\":\"FULL_AND_PIECEWISE\",\"cudagraph_capture_sizes\":[$2],$unfused}"
     LIMIT=120 note "$1-audit" "$python" -m kvtrace_cli audit "$out/$1"
@@ -116,15 +118,16 @@ rank_step() {
 
 # One change each against `base`; `again` has none.
 pair() {
-    local changes=()
+    local changes=() engine=()
+    [ -n "${SHARE:-}" ] && engine=(--gpu-memory-utilization "$SHARE")
     case $1 in
     fa2) local LIMIT=400 && changes=(--flash-attention 2) ;;
     sizes8) changes=(--capture-sizes 8) ;;
-    eager) changes=(-- --enforce-eager) ;;
+    eager) engine+=(--enforce-eager) ;;
     v1) local -x VLLM_USE_V2_MODEL_RUNNER=0 ;;
     nine) changes=(--max-tokens 9) ;;
     esac
-    request "pair-$1" --record writes "${changes[@]}"
+    request "pair-$1" --record writes "${changes[@]}" -- "${engine[@]}"
 }
 
 for step in "$@"; do

@@ -12,6 +12,7 @@ from kvtrace_cli.analysis.diff_times import (
     compare_times,
     figure_rule,
     regressions,
+    rule_of,
     slower_layers,
 )
 from kvtrace_cli.analysis.diff_words import counted, listed
@@ -58,9 +59,14 @@ def diff(before: Summary, after: Summary, options: DiffOptions, names: tuple[str
         times, said = _times(before, after, options)
         differences += regressions(times)
         if times and before.times and after.times and not (before.emulated or after.emulated):
-            differences += slower_layers(before.times, after.times, options.max_regression, times)
-            checks.append(EACH_LAYER)
-        checks += [figure_rule(compared) for compared in times if not compared.regressed]
+            slower, has_looked = slower_layers(
+                before.times, after.times, options.max_regression, times
+            )
+            differences += slower
+            checks += [EACH_LAYER] if has_looked else []
+        unjudged = {rule_of(name) for name in _unjudged(before, after, options)}
+        looked = [figure_rule(one) for one in times if not (one.regressed or one.has_few_samples)]
+        checks += [rule for rule in looked if rule not in unjudged]
         notes += said
     else:
         notes.append("Structure and times were not compared.")
@@ -161,15 +167,19 @@ def _times(
         return (), ("Times were not compared.",)
     if not (before.times and after.times):
         return (), ("Times were not compared: not recorded on both sides.",)
-    is_emulated = before.emulated or after.emulated
-    unjudged: tuple[str, ...] = FIGURES if is_emulated else ()
-    if not is_emulated and not options.strict and _ran_at_once(before, after):
-        unjudged = BATCHED_FIGURES
+    unjudged = _unjudged(before, after, options)
     times, notes = compare_times(
         before.times, after.times, options.max_regression, unjudged=unjudged
     )
-    if is_emulated and times:
+    if times and (before.emulated or after.emulated):
         notes = (*notes, "Times of an emulated run are listed and decide nothing.")
     if not times:
         notes = (*notes, "No times were compared: no pass was measured on both sides.")
     return times, notes
+
+
+def _unjudged(before: Summary, after: Summary, options: DiffOptions) -> tuple[str, ...]:
+    """Return the names of figures that are listed and decide nothing."""
+    if before.emulated or after.emulated:
+        return FIGURES
+    return BATCHED_FIGURES if not options.strict and _ran_at_once(before, after) else ()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kvtrace_cli.analysis.pass_times import FEWEST_SAMPLES
+
 
 class DiffVerdict(Enum):
     """Whether two runs write the cache alike."""
@@ -60,6 +62,11 @@ class TimeComparison:
     high_percent: float
     samples: tuple[int, int]
     regressed: bool
+
+    @property
+    def has_few_samples(self) -> bool:
+        """Whether a side has too few samples to judge by: the interval looks surer than it is."""
+        return min(self.samples) < FEWEST_SAMPLES
 
 
 @dataclass(frozen=True)

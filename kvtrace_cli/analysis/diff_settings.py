@@ -1,5 +1,6 @@
 """Whether two runs can be compared, and which of their settings differ."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, Final
@@ -28,6 +29,8 @@ RUN_VERDICT: Final = "run-verdict"
 _OLD_SCHEMA: Final = 1
 # Axes of a KV tensor that say where a token is, not how large it is.
 _PLACES: Final = ("block", "offset")
+# Settings that are words of a command line.
+_COMMAND_LINES: Final = ("engine_arguments", "command")
 
 
 def comparability(before: Summary, after: Summary, allowed: Sequence[str]) -> list[Difference]:
@@ -194,10 +197,16 @@ def _listed(before: Settings | None, after: Settings | None) -> Iterator[Differe
                 Aspect.COMPARABILITY,
                 rule,
                 name.replace("_", " "),
-                _shown(one),
-                _shown(other),
+                _setting(name, one),
+                _setting(name, other),
                 decides=False,
             )
+
+
+def _setting(name: str, value: Any) -> str:
+    if name in _COMMAND_LINES and isinstance(value, list) and value:
+        return shlex.join(map(str, value))
+    return _shown(value)
 
 
 def _shown(value: Any) -> str:

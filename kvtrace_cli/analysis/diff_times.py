@@ -6,6 +6,7 @@ from typing import Final
 import polars as pl
 
 from kvtrace_cli.analysis.diff_model import Aspect, Difference, TimeComparison
+from kvtrace_cli.analysis.diff_words import passes_in_words
 from kvtrace_cli.analysis.pass_times import FEWEST_SAMPLES, GAP, INTERVAL, SPAN
 from kvtrace_cli.analysis.run_facts import Figure, LayerMedians, Times
 
@@ -50,25 +51,24 @@ def compare_times(
             judged = one.name not in unjudged
             compared = _comparison(one, other, max_regression, base, judged=judged)
             found.append(compared)
-            if judged and min(compared.samples) < FEWEST_SAMPLES:
+            if judged and compared.has_few_samples:
                 few.append(compared.name)
     if few:
         notes.append(f"Too few samples to judge: {'; '.join(few)}.")
-    return tuple(found), (*notes, *_layer_notes(before.layer_medians, after.layer_medians))
+    return tuple(found), (*notes, *_layer_notes(before, after))
 
 
-def _layer_notes(before: Sequence[LayerMedians], after: Sequence[LayerMedians]) -> Iterator[str]:
+def _layer_notes(before: Times, after: Times) -> Iterator[str]:
     """Yield for each sort of pass which step from layer to layer changed most."""
-    others = {layers.of: layers.medians for layers in after}
-    for layers in before:
-        pairs = list(zip(layers.medians, others.get(layers.of, ()), strict=False))
+    for layers, other in _paired_layers(before, after):
+        pairs = list(zip(layers.medians, other.medians, strict=False))
         changes = [(other - one, number) for number, (one, other) in enumerate(pairs)]
         grown, number = max(changes, key=lambda change: abs(change[0]), default=(0.0, 0))
         if grown:
-            one, other = pairs[number]
+            medians = pairs[number]
             yield (
-                f"Of a {layers.of}, layer {number} to {number + 1} changed most: median "
-                f"{one:.3f} ms, then {other:.3f} ms."
+                f"Of a {_both(layers.of, other.of)}, layer {number} to {number + 1} changed most: "
+                f"median {medians[0]:.3f} ms, then {medians[1]:.3f} ms."
             )
 
 
@@ -88,19 +88,24 @@ def regressions(times: Sequence[TimeComparison]) -> Iterator[Difference]:
 
 def slower_layers(
     before: Times, after: Times, max_regression: float, times: Sequence[TimeComparison]
-) -> Iterator[Difference]:
-    """Yield a difference for each sort of pass in which single layers are slower.
+) -> tuple[tuple[Difference, ...], bool]:
+    """Return a difference for each sort of pass in which single layers are slower.
 
     A layer is if even the least that its median can be is above the most that the first side's can
-    be, by more than `max_regression` percent. Nothing is said of passes whose usual layer is
-    slower: those figures are in `times`.
+    be, by more than `max_regression` percent. Passes whose usual layer is slower are not looked at:
+    those figures are in `times`.
+
+    Returns:
+        The differences, and whether any sort of pass was looked at.
     """
     told = {one.name for one in times if one.regressed}
-    others = {layers.of: layers for layers in after.layer_medians}
-    for layers in before.layer_medians:
-        other = others.get(layers.of)
-        if other is None or f"{INTERVAL}, {layers.of}" in told:
+    found = []
+    has_looked = False
+    for layers, other in _paired_layers(before, after):
+        of = _both(layers.of, other.of)
+        if f"{INTERVAL}, {of}" in told:
             continue
+        has_looked = True
         slower = [
             number
             for number, (high, low) in enumerate(zip(layers.highs, other.lows, strict=False))
@@ -108,19 +113,27 @@ def slower_layers(
         ]
         if slower:
             more = f", and {len(slower) - 1} more" if len(slower) > 1 else ""
-            yield Difference(
-                Aspect.TIME,
-                EACH_LAYER,
-                f"layer {slower[0]} to {slower[0] + 1} of a {layers.of}{more}",
-                f"{layers.medians[slower[0]]:.3f} ms",
-                f"{other.medians[slower[0]]:.3f} ms",
-                decides=True,
+            found.append(
+                Difference(
+                    Aspect.TIME,
+                    EACH_LAYER,
+                    f"layer {slower[0]} to {slower[0] + 1} of a {of}{more}",
+                    f"{layers.medians[slower[0]]:.3f} ms",
+                    f"{other.medians[slower[0]]:.3f} ms",
+                    decides=True,
+                )
             )
+    return tuple(found), has_looked
 
 
 def figure_rule(compared: TimeComparison) -> str:
     """Return the rule that a figure stands for, whatever passes it is of."""
-    return compared.name.partition(",")[0].replace(" ", "-")
+    return rule_of(compared.name.partition(",")[0])
+
+
+def rule_of(name: str) -> str:
+    """Return the rule of the figures of a name."""
+    return name.replace(" ", "-")
 
 
 def _pairs(
@@ -140,6 +153,20 @@ def _pairs(
         ]
         taken.update(others[:1])
         yield one, left[others[0]] if others else None
+
+
+def _paired_layers(before: Times, after: Times) -> Iterator[tuple[LayerMedians, LayerMedians]]:
+    """Pair the layers of the passes whose figures are paired; else those of the same sort."""
+    pairs = {
+        one.of: other.of
+        for one, other in _pairs(before.figures, after.figures)
+        if other and one.name == INTERVAL
+    }
+    others = {layers.of: layers for layers in after.layer_medians}
+    for layers in before.layer_medians:
+        other = others.get(pairs.get(layers.of, layers.of))
+        if other:
+            yield layers, other
 
 
 def _comparison(
@@ -168,8 +195,12 @@ def _comparison(
 
 
 def _title(one: Figure, other: Figure) -> str:
-    of = one.of if one.of == other.of else f"{one.of} against {other.of}"
-    return f"{one.name}, {of}"
+    return f"{one.name}, {_both(one.of, other.of)}"
+
+
+def _both(one: str, other: str) -> str:
+    """Write the sorts of passes that are compared, once if they are the same."""
+    return " against ".join(dict.fromkeys((passes_in_words(one), passes_in_words(other))))
 
 
 def _medians(samples: Sequence[float], number: int) -> pl.Series:

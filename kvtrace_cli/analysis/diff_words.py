@@ -1,9 +1,13 @@
 """How launches, graphs and numbers are put into words where two runs differ."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from kvtrace_cli.analysis.kernel_families import kernel_family
 from kvtrace_cli.analysis.run_facts import CourseRun, GraphOutline, LaunchRun
+
+_TRAILING_ONES: Final = re.compile(r"(?<=\d)(?:x1)+$")
 
 
 def counted(count: int, noun: str) -> str:
@@ -18,6 +22,11 @@ def dims(three: Sequence[int]) -> str:
     while len(shown) > 1 and shown[-1] == 1:
         shown.pop()
     return "x".join(f"{size:,}" for size in shown)
+
+
+def passes_in_words(of: str) -> str:
+    """Write the sort of a figure's passes, its grid without trailing ones as elsewhere."""
+    return _TRAILING_ONES.sub("", of)
 
 
 def kernel_in_words(kernel: str) -> str:

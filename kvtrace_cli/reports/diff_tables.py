@@ -81,6 +81,8 @@ def times_table(diff: Diff) -> Table:
 
 
 def _interval(one: TimeComparison) -> str:
+    if one.has_few_samples:
+        return "too few samples"
     return f"{one.low_percent:+.1f} .. {one.high_percent:+.1f}"
 
 

@@ -96,6 +96,15 @@ def test_what_people_compare_on_purpose_is_listed_only(tmp_path, base, rule, man
     assert difference.before != difference.after
 
 
+def test_engine_arguments_are_shown_as_they_are_typed(tmp_path, base):
+    typed = ["--hf-overrides", '{"a": 1}']
+    after = with_manifest(engine={"arguments": typed})
+    (found,) = compared(
+        base, side(tmp_path / "b", prompt_and_replays(), manifest=after)
+    ).differences
+    assert found.after == "--hf-overrides '{\"a\": 1}'"
+
+
 def test_the_model_runner_is_listed_only(tmp_path):
     before, after = (
         side(

@@ -13,6 +13,7 @@ from kvtrace_cli.analysis.pass_times import BETWEEN_TOKENS, GAP, GPU_CLOCK, INTE
 from kvtrace_cli.analysis.run_facts import Figure, LayerMedians, Times
 
 REPLAY = "replay of 4, grid 1x1x1"
+SHOWN = "replay of 4, grid 1"
 
 
 def samples(middle, spread=0.01, count=50):
@@ -43,7 +44,7 @@ def regressed(before, after, limit=5.0):
 def test_a_clear_slowdown_past_the_threshold_is_a_regression():
     (found,), notes = compare_times(one(8.0), one(9.0), 5.0)
     assert found.regressed
-    assert (found.name, found.unit, found.clock) == (f"{SPAN}, {REPLAY}", "ms", GPU_CLOCK)
+    assert (found.name, found.unit, found.clock) == (f"{SPAN}, {SHOWN}", "ms", GPU_CLOCK)
     assert found.change_percent == pytest.approx(12.5, abs=0.5)
     assert found.low_percent <= found.change_percent <= found.high_percent
     assert found.samples == (50, 50)
@@ -71,7 +72,8 @@ def test_the_same_samples_give_the_same_interval():
 def test_few_samples_are_compared_and_not_judged():
     (found,), notes = compare_times(one(8.0, count=4), one(20.0, count=4), 5.0)
     assert not found.regressed
-    assert notes == (f"Too few samples to judge: {SPAN}, {REPLAY}.",)
+    assert found.has_few_samples
+    assert notes == (f"Too few samples to judge: {SPAN}, {SHOWN}.",)
 
 
 def test_a_gap_counts_by_what_it_adds_to_a_pass():
@@ -86,13 +88,13 @@ def test_passes_of_as_many_launches_are_compared_if_none_is_of_the_same_sort():
     before = times((SPAN, REPLAY, samples(8.0)))
     after = times((SPAN, "replay of 4, grid 8x1x1", samples(8.0)))
     (found,), _ = compare_times(before, after, 5.0)
-    assert found.name == f"{SPAN}, {REPLAY} against replay of 4, grid 8x1x1"
+    assert found.name == f"{SPAN}, {SHOWN} against replay of 4, grid 8"
 
 
 def test_what_only_one_side_has_is_said():
     found, notes = compare_times(one(8.0), times(), 5.0)
     assert found == ()
-    assert notes == (f"{SPAN}, {REPLAY}: only the first side has it.",)
+    assert notes == (f"{SPAN}, {SHOWN}: only the first side has it.",)
 
 
 def test_a_median_that_is_not_positive_is_no_base():
@@ -104,7 +106,7 @@ def test_a_median_that_is_not_positive_is_no_base():
 def test_the_layer_that_changed_most_is_named():
     before, after = times(layers=(layers(0.2, 0.2, 0.2),)), times(layers=(layers(0.2, 0.3, 0.19),))
     _, notes = compare_times(before, after, 5.0)
-    assert notes == (f"Of a {REPLAY}, layer 1 to 2 changed most: median 0.200 ms, then 0.300 ms.",)
+    assert notes == (f"Of a {SHOWN}, layer 1 to 2 changed most: median 0.200 ms, then 0.300 ms.",)
 
 
 @pytest.fixture
@@ -137,13 +139,54 @@ def with_layers(base, *found):
 def test_one_layer_that_is_slower_is_found_though_the_pass_is_not(base):
     before = with_layers(base, layers(0.2, 0.2, 0.2))
     after = with_layers(base, layers(0.2, 0.23, 0.4))
-    where = f"layer 1 to 2 of a {REPLAY}, and 1 more"
+    where = f"layer 1 to 2 of a {SHOWN}, and 1 more"
     found = compared(before, after)
     assert decisive(found) == [("each-layer", where, "0.200 ms", "0.230 ms")]
     assert "each-layer" in compared(before, before).checks
     noisy = with_layers(base, layers(0.2, 0.23, 0.2, noise=0.2))
     assert compared(before, noisy).verdict is DiffVerdict.SAME
     assert compared(after, before).verdict is DiffVerdict.SAME, "faster is no failure"
+
+
+WIDER = "replay of 4, grid 8x1x1"
+
+
+def with_passes_of(base, sort):
+    """Return the same times, of passes of another sort."""
+    return replace(
+        base,
+        times=Times(
+            tuple(replace(one, of=sort) for one in base.times.figures),
+            tuple(replace(one, of=sort) for one in base.times.layer_medians),
+        ),
+    )
+
+
+def test_layers_are_compared_of_the_passes_whose_figures_are(base):
+    before = with_layers(base, layers(0.2, 0.2, 0.2))
+    after = with_passes_of(with_layers(base, layers(0.2, 0.4, 0.2)), WIDER)
+    where = f"layer 1 to 2 of a {SHOWN} against replay of 4, grid 8"
+    assert decisive(compared(before, after)) == [("each-layer", where, "0.200 ms", "0.400 ms")]
+    assert "each-layer" in compared(before, with_passes_of(before, WIDER)).checks
+
+
+def test_layers_that_were_not_compared_are_no_check(base):
+    assert "each-layer" in compared(base, base).checks
+    assert "each-layer" not in compared(base, with_layers(base)).checks
+    assert "each-layer" not in compared(base, slowed(base)).checks, "the usual layer is slower"
+
+
+def test_a_figure_of_few_samples_is_no_check(base):
+    few = replace(
+        base,
+        times=replace(
+            base.times,
+            figures=tuple(replace(one, samples=one.samples[:4]) for one in base.times.figures),
+        ),
+    )
+    assert "first-to-last-layer" in compared(base, base).checks
+    assert "first-to-last-layer" not in compared(base, few).checks
+    assert compared(base, few).verdict is DiffVerdict.SAME
 
 
 def test_the_interval_of_a_layers_median_widens_with_fewer_passes(tmp_path):
@@ -191,11 +234,15 @@ def test_times_of_an_emulated_run_decide_nothing(base):
     assert found.verdict is DiffVerdict.SAME
     assert found.times
     assert found.emulated
+    assert "first-to-last-layer" not in compared(before, before).checks
 
 
 def test_gaps_of_requests_that_ran_at_once_decide_only_if_asked(base):
     at_once = replace(base, structure=replace(base.structure, all_alone=False))
     rules = [rule for rule, *_ in decisive(compared(at_once, slowed(at_once)))]
     assert rules == ["first-to-last-layer", "layer-to-layer"]
+    checks = compared(at_once, at_once).checks
+    assert "first-to-last-layer" in checks
+    assert "gap-to-the-next" not in checks
     strict = [rule for rule, *_ in decisive(compared(at_once, slowed(at_once), strict=True))]
     assert "gap-to-the-next" in strict
