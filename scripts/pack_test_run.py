@@ -26,6 +26,19 @@ def copy_text(source: Path, target: Path) -> None:
         target.write_text(_ABSOLUTE_PATH.sub(r"\1", source.read_text()))
 
 
+def dumps_of(source: RunDir) -> list[Path]:
+    """List what is compressed: the dumps of either observer, and the engine plug-in's files."""
+    activities = source.activity_files()
+    return [
+        *source.event_files(),
+        *source.launch_files(),
+        *activities.values(),
+        *map(source.activity_names, activities),
+        *source.step_files().values(),
+        *source.layout_files().values(),
+    ]
+
+
 def pack(source: RunDir, target: RunDir) -> None:
     """Copy one run directory."""
     target.raw.mkdir(parents=True)
@@ -36,8 +49,7 @@ def pack(source: RunDir, target: RunDir) -> None:
             (target.path / marker.name).touch()
     for journal in source.journals():
         copy_text(journal, target.raw / journal.name)
-    plugin_files = [*source.step_files().values(), *source.layout_files().values()]
-    for file in [*source.event_files(), *source.launch_files(), *plugin_files]:
+    for file in dumps_of(source):
         # No file name and no time in it, so that packing twice gives the same bytes.
         packed = gzip.compress(file.read_bytes(), 9, mtime=0)
         (target.raw / f"{file.name}.gz").write_bytes(packed)
