@@ -5,15 +5,17 @@
     python3 scripts/measure_callback_chain.py --out chain.json
 
 A graph of 1,000 kernels in a chain, each of about 4.66 us, is replayed: for each shape of kernel
-(blocks x threads) first as it is, then in processes of their own under the injector (callbacks,
-no-op, blocks, writes), with a clean one before each; then with every step of the callback ladder
-in turn, within one process, so that nothing but the callback differs. What is told is ns a block
-entry more than the clean one beside it: of a kernel of several blocks, which start side by side, ns
-a kernel. Exit 1 if a program failed or a callback did not run as often as it must.
+(blocks x threads, and +MIB where another kernel reads that much memory before each, so that caches
+are cold as in a server) first as it is, then in processes of their own under the injector
+(callbacks, no-op, blocks, writes), with a clean one before each; then with every step of the
+callback ladder in turn, within one process, so that nothing but the callback differs. What is told
+is ns a block entry more than the clean one beside it: of a kernel of several blocks, which start
+side by side, ns a kernel. Exit 1 if a program failed or a callback did not run as often as it must.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,10 +48,17 @@ BUSY_HOST = 0.9
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the kernel: blocks of its grid, threads of a block."""
+    """Of the kernel: blocks of its grid, threads of a block, MiB that are read before each."""
 
     blocks: int
     threads: int
+    between_mib: int = 0
+
+    @property
+    def name(self) -> str:
+        """As `--shapes` has it."""
+        cold = f"+{self.between_mib}" if self.between_mib else ""
+        return f"{self.blocks}x{self.threads}{cold}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Row:
     """One thing that was measured, ns a kernel; lists have a number a round.
 
     Args:
-        shape: such as 1x512.
+        shape: such as 1x512, or 1x512+128.
         name: of the arm, or of the ladder's step.
         in_ladder: whether it was one of the ladder's process.
         node_ns: how long a kernel of the chain lasts.
@@ -91,7 +100,8 @@ def run_program(
 ) -> dict[str, Any]:
     """Run the chain's program once; return what it printed."""
     numbers = (args.nodes, args.replays, args.rounds, shape.blocks, shape.threads)
-    command = [str(args.program), mode, *map(str, (*numbers, iterations, args.node_ns))]
+    more = (iterations, args.node_ns, shape.between_mib)
+    command = [str(args.program), mode, *map(str, (*numbers, *more))]
     try:
         done = subprocess.run(
             command,
@@ -102,20 +112,20 @@ def run_program(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise FailedError(f"{mode} {shape}: no end within {args.timeout:g} s") from error
+        raise FailedError(f"{mode} {shape.name}: no end within {args.timeout:g} s") from error
     except OSError as error:
         raise FailedError(f"{args.program}: {error.strerror}; `make callback-chain`") from error
     text = next((line for line in done.stdout.splitlines() if line.startswith("{")), "{}")
     found: dict[str, Any] = json.loads(text)
     if done.returncode or "variants" not in found:
         why = found.get("error") or done.stderr.strip() or "it said nothing"
-        raise FailedError(f"{mode} {shape}: exit status {done.returncode}, {why}")
+        raise FailedError(f"{mode} {shape.name}: exit status {done.returncode}, {why}")
     return found
 
 
 def measure_arms(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
     """Yield each arm, in a process of its own, with a clean one before it."""
-    name = f"{shape.blocks}x{shape.threads}"
+    name = shape.name
     for start in range(args.starts):
         for arm, recording in ARMS.items():
             clean = run_program(args, "chain", shape, iterations, clean_environment())["variants"][
@@ -129,7 +139,7 @@ def measure_arms(args: argparse.Namespace, shape: Shape, iterations: int) -> Ite
                 found = run_program(args, "chain", shape, iterations, environment)["variants"][0]
                 counters = read_counters(place / "raw")
             if counters.launches == 0:
-                raise FailedError(f"{arm} {shape}: the injector recorded no launch")
+                raise FailedError(f"{arm} {shape.name}: the injector recorded no launch")
             level = median(clean["node_ns"])
             yield Row(
                 name,
@@ -156,7 +166,7 @@ def measure_ladder(args: argparse.Namespace, shape: Shape, iterations: int) -> I
             [] if one is found[0] else [a - b for a, b in zip(one["node_ns"], clean, strict=True)]
         )
         yield Row(
-            f"{shape.blocks}x{shape.threads}",
+            shape.name,
             one["name"],
             True,
             one["node_ns"],
@@ -164,6 +174,27 @@ def measure_ladder(args: argparse.Namespace, shape: Shape, iterations: int) -> I
             one["submit_ns"],
             written=one.get("written"),
         )
+
+
+def measure_shape(
+    args: argparse.Namespace, shape: Shape, rows: list[Row], about: dict[str, Any]
+) -> list[str]:
+    """Add all rows of one shape, and what they are about; return what failed.
+
+    A part that fails leaves the others to be measured.
+    """
+    failures: list[str] = []
+    try:
+        first = run_program(args, "chain", shape, 0, clean_environment())
+    except FailedError as error:
+        return [str(error)]
+    about |= {name: first[name] for name in ("device", "cuda_of_driver") if name in first}
+    for measure in (measure_ladder, measure_arms):
+        try:
+            rows.extend(measure(args, shape, first["iterations"]))
+        except (FailedError, KvtraceError) as error:  # noqa: PERF203  two turns
+            failures.append(str(error))
+    return failures
 
 
 def troubles(rows: Sequence[Row], nodes: int) -> Iterator[str]:
@@ -205,9 +236,10 @@ def tell(rows: Sequence[Row], notes: Sequence[str]) -> None:
 def shapes_of(text: str) -> list[Shape]:
     """Return the shapes that `--shapes` names."""
     try:
-        return [Shape(*map(int, part.split("x"))) for part in text.split(",")]
+        return [Shape(*map(int, re.split("[x+]", part))) for part in text.split(",")]
     except (TypeError, ValueError) as error:
-        raise FailedError(f"--shapes: found {text!r}, expected such as 1x64,1x512") from error
+        wrong = f"found {text!r}, expected such as 1x64,1x512+128"
+        raise argparse.ArgumentTypeError(wrong) from error
 
 
 def main() -> int:
@@ -221,7 +253,9 @@ def main() -> int:
     parser.add_argument("--sanitizer", type=Path, help="default: as kvtrace finds it")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--scratch", type=Path, help="where recordings go until they are counted")
-    parser.add_argument("--shapes", default="1x64,1x512,16x512", help="blocks x threads")
+    parser.add_argument(
+        "--shapes", type=shapes_of, default="1x64,1x512,16x512", help="blocks x threads[+MiB]"
+    )
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--replays", type=int, default=10, help="of a round")
     parser.add_argument("--rounds", type=int, default=10)
@@ -231,24 +265,18 @@ def main() -> int:
     args = parser.parse_args()
     rows: list[Row] = []
     about: dict[str, Any] = {}
-    failure = None
-    try:
-        for shape in shapes_of(args.shapes):
-            first = run_program(args, "chain", shape, 0, clean_environment())
-            about |= {name: first[name] for name in ("device", "cuda_of_driver") if name in first}
-            rows += measure_ladder(args, shape, first["iterations"])
-            rows += measure_arms(args, shape, first["iterations"])
-    except (FailedError, KvtraceError) as error:
-        failure = str(error)
-    notes = [*troubles(rows, args.nodes), *filter(None, [failure])]
+    failures: list[str] = []
+    for shape in args.shapes:
+        failures += measure_shape(args, shape, rows, about)
+    notes = [*troubles(rows, args.nodes), *failures]
     asked = {name: getattr(args, name) for name in ("nodes", "replays", "rounds", "starts")}
     document = {"schema_version": 1, **about, **asked, "rows": [asdict(row) for row in rows]}
     args.out.write_text(json.dumps(document | {"notes": notes}) + "\n", encoding="utf-8")
     if rows:
         tell(rows, notes)
     else:
-        print(f"measure_callback_chain: {failure}", file=sys.stderr)
-    is_wrong = failure or any(row.written is not None and row.written < args.nodes for row in rows)
+        print("measure_callback_chain:", *failures, sep="\n", file=sys.stderr)
+    is_wrong = failures or any(row.written is not None and row.written < args.nodes for row in rows)
     return 1 if is_wrong else 0
 
 

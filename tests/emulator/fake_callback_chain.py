@@ -1,7 +1,8 @@
 """Stands in for build/callback_chain: prints what it prints, and launches under an injector.
 
 Where KVTRACE_CONFIG is set, the program that KVTRACE_TEST_BLOCK_RATE names runs, and is recorded.
-KVTRACE_TEST_WRITTEN is how many places of the ring each step of the ladder wrote to.
+KVTRACE_TEST_WRITTEN is how many places of the ring each step of the ladder wrote to;
+with KVTRACE_TEST_COLD_FAILS a chain with cold caches fails.
 """
 
 import json
@@ -22,7 +23,9 @@ def variant(name: str, node_ns: float, rounds: int, written: int | None = None) 
 
 def main() -> None:
     mode, *numbers = sys.argv[1:]
-    nodes, replays, rounds, blocks, threads, iterations, node_ns = map(int, numbers)
+    nodes, replays, rounds, blocks, threads, iterations, node_ns, between_mib = map(int, numbers)
+    if between_mib and os.environ.get("KVTRACE_TEST_COLD_FAILS"):
+        sys.exit(3)
     if iterations == 0:
         iterations = node_ns // 2
     if "KVTRACE_CONFIG" in os.environ:
@@ -35,7 +38,12 @@ def main() -> None:
         variants.append(variant("no-op", NODE_NS["no-op"], rounds))
         variants.append(variant("injector", NODE_NS["injector"], rounds, written))
     head = {"device": "stand-in", "cuda_of_driver": 13000, "nodes": nodes, "replays": replays}
-    head |= {"blocks": blocks, "threads": threads, "iterations": iterations}
+    head |= {
+        "blocks": blocks,
+        "threads": threads,
+        "iterations": iterations,
+        "between_mib": between_mib,
+    }
     print(json.dumps(head | {"variants": variants}))  # noqa: T201  what a program prints
 
 

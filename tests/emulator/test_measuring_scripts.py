@@ -70,7 +70,7 @@ def chain(tmp_path, *arguments, **environment):
         KVTRACE_TEST_BLOCK_RATE=str(block_rate),
         **environment,
     )
-    return done, json.loads(out.read_text())
+    return done, json.loads(out.read_text()) if out.exists() else {}
 
 
 def test_a_step_is_compared_with_the_clean_one_of_its_round(tmp_path):
@@ -106,8 +106,16 @@ def test_a_callback_that_left_no_events_is_no_measurement(tmp_path):
 
 def test_a_shape_that_is_none_is_said(tmp_path):
     done, _ = chain(tmp_path, "--shapes", "64")
+    assert done.returncode == 2
+    assert "argument --shapes: found '64', expected such as 1x64,1x512+128" in done.stderr
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path):
+    done, document = chain(tmp_path, "--shapes", "1x64+32,1x64", KVTRACE_TEST_COLD_FAILS="1")
     assert done.returncode == 1
-    assert "--shapes: found '64', expected such as 1x64,1x512" in done.stderr
+    assert {row["shape"] for row in document["rows"]} == {"1x64"}
+    (note,) = document["notes"]
+    assert note.startswith("chain 1x64+32: exit status 3")
 
 
 @needs_libraries

@@ -2,12 +2,14 @@
  * What a block entry costs where the GPU is never idle: one graph of NODES kernels in a chain,
  * replayed and timed.
  *
- *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS NODE_NS
+ *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS NODE_NS BETWEEN_MIB
  *
  * `chain` times the kernel as it is, so under the injector it times that. `ladder` times, in turn
  * and within one process, the kernel as it is and once with each callback of ladder_patch.cu; the
  * driver must have loaded the ladder's subscriber. ITERATIONS 0: find how many make a node last
- * NODE_NS. A round is REPLAYS replays of each; prints one JSON line.
+ * NODE_NS. BETWEEN_MIB, if not 0: before each node another kernel reads so much memory and runs more
+ * code than the caches of instructions hold, so that the node finds them cold, as in a server. A
+ * round is REPLAYS replays of each; prints one JSON line.
  */
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -36,6 +38,8 @@ extern "C" const unsigned char kvtrace_chain_kernel[];
 namespace {
 
 constexpr uint32_t kRingLog2 = 20;
+/* Of 16 bytes each: more code than any cache of instructions of a multiprocessor holds. */
+constexpr uint32_t kEvictingInstructions = 12288;
 
 /* What is timed: a callback of the ladder, and where the ring of its events is. */
 struct Variant {
@@ -79,6 +83,7 @@ struct Options {
     uint32_t threads;
     uint32_t iterations;
     uint32_t node_ns;
+    uint32_t between_mib;
 };
 
 struct Ring {
@@ -162,6 +167,49 @@ const void *make_data(const Ring &ring, const Variant &variant,
     return made;
 }
 
+/* Take the place of what the caches hold: all of `memory` is read, and the first warp of each block
+ * runs through the unrolled loop. */
+__global__ void evict(const uint4 *memory, size_t count, uint4 *result) {
+    uint4 sum = make_uint4(0, 0, 0, 0);
+    const size_t step = size_t{gridDim.x} * blockDim.x;
+    for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+        const uint4 word = memory[i];
+        sum.x += word.x ^ word.y;
+        sum.y += word.z ^ word.w;
+    }
+    if (threadIdx.x < 32) {
+        float values[4] = {1, 2, 3, static_cast<float>(sum.x)};
+#pragma unroll
+        for (uint32_t i = 0; i < kEvictingInstructions; ++i) {
+            values[i % 4] = fmaf(values[i % 4], 1.0001f, values[(i + 1) % 4]);
+        }
+        sum.z = __float_as_uint(values[0] + values[1] + values[2] + values[3]);
+    }
+    /* What cannot be left out, and never happens. */
+    if (sum.x == 0x12345678 && sum.y == 0x9abcdef0 && sum.z == 0) {
+        *result = sum;
+    }
+}
+
+struct Evicting {
+    const uint4 *memory;
+    size_t count;
+    uint4 *result;
+    int blocks;
+};
+
+Evicting make_evicting(uint32_t mib) {
+    void *memory = nullptr;
+    void *result = nullptr;
+    int processors = 0;
+    CHECK(cudaMalloc(&memory, size_t{mib} << 20));
+    CHECK(cudaMemset(memory, 1, size_t{mib} << 20));
+    CHECK(cudaMalloc(&result, sizeof(uint4)));
+    CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
+    return {static_cast<const uint4 *>(memory), (size_t{mib} << 20) / sizeof(uint4),
+            static_cast<uint4 *>(result), 2 * processors};
+}
+
 /* What the kernels of all chains store to. */
 void *make_cache(const Options &options) {
     void *cache = nullptr;
@@ -170,11 +218,17 @@ void *make_cache(const Options &options) {
 }
 
 cudaGraphExec_t make_chain(const Options &options, CUfunction function, uint32_t iterations,
-                           uint32_t nodes, cudaStream_t stream) {
+                           uint32_t nodes, bool is_cold, cudaStream_t stream) {
+    static const Evicting evicting = make_evicting(options.between_mib);
     static const auto launch = driver<decltype(&cuLaunchKernel)>("cuLaunchKernel");
     static const auto cache = make_cache(options);
     void *arguments[] = {&iterations, const_cast<void **>(&cache)};
     const auto enqueue = [&] {
+        if (is_cold) {
+            evict<<<evicting.blocks, 512, 0, stream>>>(evicting.memory, evicting.count,
+                                                       evicting.result);
+            CHECK(cudaGetLastError());
+        }
         CHECK(launch(function, options.blocks, 1, 1, options.threads, 1, 1, 0, stream, arguments,
                      nullptr));
     };
@@ -240,7 +294,7 @@ uint32_t calibrate(const Options &options, CUfunction function, cudaStream_t str
     constexpr uint32_t step = 2000;
     double lasts[2];
     for (uint32_t i = 0; i < 2; ++i) {
-        cudaGraphExec_t exec = make_chain(options, function, step * (i + 1), nodes, stream);
+        cudaGraphExec_t exec = make_chain(options, function, step * (i + 1), nodes, false, stream);
         time_replays(exec, 5, nodes, stream);
         lasts[i] = time_replays(exec, 20, nodes, stream).node_ns;
         CHECK(cudaGraphExecDestroy(exec));
@@ -259,7 +313,8 @@ Timed prepare(const Options &options, const Variant &variant, const Ladder &ladd
     if (variant.callback != nullptr) {
         ladder.next(variant.callback, make_data(ring, variant, timed.counters));
     }
-    timed.exec = make_chain(options, load_kernel(), options.iterations, options.nodes, stream);
+    timed.exec = make_chain(options, load_kernel(), options.iterations, options.nodes,
+                            options.between_mib != 0, stream);
     if (options.is_ladder && ladder.failure()[0] != '\0') {
         give_up(ladder.failure());
     }
@@ -305,9 +360,10 @@ void print(const Options &options, const std::vector<Timed> &all) {
     CHECK(cudaGetDeviceProperties(&device, 0));
     CHECK(cudaDriverGetVersion(&version));
     std::printf("{\"device\": \"%s\", \"cuda_of_driver\": %d, \"nodes\": %u, \"replays\": %u, "
-                "\"blocks\": %u, \"threads\": %u, \"iterations\": %u, \"variants\": [",
+                "\"blocks\": %u, \"threads\": %u, \"iterations\": %u, \"between_mib\": %u, "
+                "\"variants\": [",
                 device.name, version, options.nodes, options.replays, options.blocks,
-                options.threads, options.iterations);
+                options.threads, options.iterations, options.between_mib);
     for (size_t i = 0; i < all.size(); ++i) {
         std::printf("%s{\"name\": \"%s\"", i > 0 ? ", " : "", all[i].variant.name);
         print_numbers("node_ns", all[i].node_ns);
@@ -318,16 +374,18 @@ void print(const Options &options, const std::vector<Timed> &all) {
         std::printf("}");
     }
     std::printf("]}\n");
+    std::fflush(stdout);
 }
 
 Options read_options(int argc, char **argv) {
     Options options = {};
     uint32_t *const numbers[] = {&options.nodes,  &options.replays, &options.rounds,
                                  &options.blocks, &options.threads, &options.iterations,
-                                 &options.node_ns};
-    const std::string mode = argc == 9 ? argv[1] : "";
+                                 &options.node_ns, &options.between_mib};
+    constexpr int count = sizeof(numbers) / sizeof(numbers[0]);
+    const std::string mode = argc == count + 2 ? argv[1] : "";
     options.is_ladder = mode == "ladder";
-    for (int i = 0; argc == 9 && i < 7; ++i) {
+    for (int i = 0; argc == count + 2 && i < count; ++i) {
         *numbers[i] = static_cast<uint32_t>(std::strtoul(argv[i + 2], nullptr, 10));
     }
     /* One replay more than is timed; else a ring that nobody drains is full. */
@@ -336,7 +394,8 @@ Options read_options(int argc, char **argv) {
         options.rounds == 0 || (options.is_ladder && events > uint64_t{1} << kRingLog2)) {
         std::fprintf(stderr,
                      "usage: callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS "
-                     "THREADS ITERATIONS NODE_NS; in a ladder at most %u blocks a round\n",
+                     "THREADS ITERATIONS NODE_NS BETWEEN_MIB; in a ladder at most %u blocks a "
+                     "round\n",
                      1u << kRingLog2);
         std::exit(2);
     }

@@ -13,12 +13,13 @@ extern "C" const unsigned char kvtrace_ladder_fatbin[];
 namespace {
 
 kvtrace::SanitizerApi api;
-std::string failure;
-std::string next_name;
 const void *next_data = nullptr;
 bool has_patches = false;
+/* Never destroyed: the driver still calls back while the process ends. */
+std::string &failure = *new std::string;
+std::string &next_name = *new std::string;
 /* Patched modules, and what is bound to the functions of each; NULL once it is. */
-std::map<CUmodule, const void *> unbound;
+std::map<CUmodule, const void *> &unbound = *new std::map<CUmodule, const void *>;
 
 bool check(SanitizerResult result, const char *call) {
     if (result != SANITIZER_SUCCESS && failure.empty()) {
@@ -60,19 +61,25 @@ void bind(CUmodule module, CUfunction function) {
     }
 }
 
+void resource_changed(Sanitizer_CallbackId id, const void *data) {
+    if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
+        module_loaded(*static_cast<const Sanitizer_ResourceModuleData *>(data));
+    } else if (id == SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED) {
+        const auto &loaded = *static_cast<const Sanitizer_ResourceFunctionsLazyLoadedData *>(data);
+        for (uint32_t i = 0; i < loaded.numFunctions; ++i) {
+            bind(loaded.module, loaded.functions[i]);
+        }
+    }
+}
+
+/* By id: the Sanitizer also tells of what was not enabled, as soon as anything of a domain is. */
 void SANITIZERAPI on_callback(void *, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id,
                               const void *data) {
     if (domain == SANITIZER_CB_DOMAIN_LAUNCH) {
         const auto &launch = *static_cast<const Sanitizer_LaunchData *>(data);
         bind(launch.module, launch.function);
-    } else if (domain == SANITIZER_CB_DOMAIN_RESOURCE &&
-               id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
-        module_loaded(*static_cast<const Sanitizer_ResourceModuleData *>(data));
     } else if (domain == SANITIZER_CB_DOMAIN_RESOURCE) {
-        const auto &loaded = *static_cast<const Sanitizer_ResourceFunctionsLazyLoadedData *>(data);
-        for (uint32_t i = 0; i < loaded.numFunctions; ++i) {
-            bind(loaded.module, loaded.functions[i]);
-        }
+        resource_changed(id, data);
     }
 }
 
