@@ -148,6 +148,15 @@ void launched(const Sanitizer_LaunchData &launch, bool is_node) {
     launches.push_back(seen);
 }
 
+void resource_changed(Sanitizer_CallbackId id, const void *data) {
+    if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
+        module_loaded(*static_cast<const Sanitizer_ResourceModuleData *>(data));
+    } else if (id == SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED) {
+        functions_loaded(*static_cast<const Sanitizer_ResourceFunctionsLazyLoadedData *>(data));
+    }
+}
+
+/* By id: the Sanitizer also tells of what was not enabled, as soon as anything of a domain is. */
 void SANITIZERAPI on_callback(void *, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id,
                               const void *data) {
     if (domain == SANITIZER_CB_DOMAIN_LAUNCH) {
@@ -157,10 +166,8 @@ void SANITIZERAPI on_callback(void *, Sanitizer_CallbackDomain domain, Sanitizer
         if (node.nodeType == CU_GRAPH_NODE_TYPE_KERNEL && node.isGraphUpload == 0) {
             launched(node.launchData, true);
         }
-    } else if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
-        module_loaded(*static_cast<const Sanitizer_ResourceModuleData *>(data));
-    } else {
-        functions_loaded(*static_cast<const Sanitizer_ResourceFunctionsLazyLoadedData *>(data));
+    } else if (domain == SANITIZER_CB_DOMAIN_RESOURCE) {
+        resource_changed(id, data);
     }
 }
 

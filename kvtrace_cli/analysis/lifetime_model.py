@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 
 class Callback(Enum):
@@ -38,6 +39,20 @@ class GraphKind(Enum):
 
     KERNELS = "kernels"
     MEMSETS = "memsets"
+
+
+class Heap(Enum):
+    """What new memory of the cell's host process holds."""
+
+    # Bytes of HEAP_MARK, as it would hold something in a process that has run for a while.
+    USED = "used"
+    # Mostly zeros, as in any process that has just begun.
+    FRESH = "fresh"
+
+
+# What a pointer reads as in memory that malloc gave and nobody wrote to, of a used heap.
+HEAP_MARK_BYTE: Final = 0x5A
+HEAP_MARK: Final = int.from_bytes(bytes([HEAP_MARK_BYTE] * 8), "little")
 
 
 class Status(Enum):

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvtrace_cli.analysis.lifetime_model import HEAP_MARK_BYTE, Heap
 from kvtrace_cli.capture.injection import CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE
 from kvtrace_cli.errors import ConfigError
 
 PROGRAM_NAME: Final = "kvtrace_lifetime"
 EMULATED_PROGRAM_NAME: Final = "kvtrace_lifetime_emulated"
+# glibc fills what it frees with this byte, and what it gives with its complement.
+_PERTURB_VARIABLE: Final = "MALLOC_PERTURB_"
 _USAGE_STATUS = 2
 _MOST_SAID = 300
 
@@ -54,6 +57,7 @@ def run_cells(
     sanitizer_library: Path,
     timeout_s: float,
     jobs: int,
+    heap: Heap = Heap.USED,
 ) -> dict[tuple[str, ...], Outcome]:
     """Run cells side by side.
 
@@ -63,14 +67,18 @@ def run_cells(
         sanitizer_library: that the program subscribes to.
         timeout_s: after which a cell is said to hang, and is killed.
         jobs: cells that run at once.
+        heap: what new memory of their host processes holds.
 
     Raises:
         ConfigError: the program does not know our cells, or cannot be started.
     """
     found = {}
+    environment = dict(_environment(heap))
     with ThreadPoolExecutor(jobs) as pool:
         running = {
-            pool.submit(_run, [str(program), *cell, str(sanitizer_library)], timeout_s): cell
+            pool.submit(
+                _run, [str(program), *cell, str(sanitizer_library)], environment, timeout_s
+            ): cell
             for cell in cells
         }
         try:
@@ -82,11 +90,11 @@ def run_cells(
     return found
 
 
-def _run(command: list[str], timeout_s: float) -> Outcome:
+def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> Outcome:
     try:
         done = subprocess.run(
             command,
-            env=dict(_environment()),
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -107,10 +115,12 @@ def _run(command: list[str], timeout_s: float) -> Outcome:
     return Outcome(_last_document(done.stdout), said=said)
 
 
-def _environment() -> Iterator[tuple[str, str]]:
+def _environment(heap: Heap) -> Iterator[tuple[str, str]]:
     """Yield our environment without what would load another tool into the cell."""
-    others = (CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE)
+    others = (CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE, _PERTURB_VARIABLE)
     yield from ((name, text) for name, text in os.environ.items() if name not in others)
+    if heap is Heap.USED:
+        yield _PERTURB_VARIABLE, str(HEAP_MARK_BYTE ^ 0xFF)
 
 
 def _last_document(text: str) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ import typer
 
 from kvtrace_cli import console
 from kvtrace_cli.analysis.lifetime import judge_cell
-from kvtrace_cli.analysis.lifetime_model import Cell, CellResult, Status, all_cells
+from kvtrace_cli.analysis.lifetime_model import Cell, CellResult, Heap, Status, all_cells
 from kvtrace_cli.capture.gpus import list_gpus
 from kvtrace_cli.capture.libraries import find_emulator_library, find_sanitizer_library
 from kvtrace_cli.capture.lifetime import Outcome, find_program, run_cells
@@ -34,6 +34,10 @@ def lifetime(
         typer.Option("--program", help="Program that runs a cell. Default: `make lifetime`'s."),
     ] = None,
     sanitizer_library: SanitizerOption = None,
+    heap: Annotated[
+        Heap,
+        typer.Option("--heap", help="New memory of the cells' processes: of a used one, or zeros."),
+    ] = Heap.USED,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds after which a cell is said to hang.")
     ] = 15.0,
@@ -56,12 +60,13 @@ def lifetime(
     found_program = find_program(program, emulated=emulated)
     find_library = find_emulator_library if emulated else find_sanitizer_library
     library = find_library(sanitizer_library)
-    results = _run_all(found_program, library, timeout_s=timeout, jobs=jobs)
+    results = _run_all(found_program, library, timeout_s=timeout, jobs=jobs, heap=heap)
     if as_json:
         about = {
             "emulated": emulated,
             "gpus": [] if emulated else [asdict(gpu) for gpu in list_gpus()],
             "sanitizer_library": str(library),
+            "heap": heap.value,
             "timeout_s": timeout,
         }
         text = json.dumps(lifetime_document(results, about), indent=2)
@@ -73,7 +78,9 @@ def lifetime(
     raise typer.Exit(ExitCode.AGREES if is_whole else ExitCode.INCONCLUSIVE)
 
 
-def _run_all(program: Path, library: Path, *, timeout_s: float, jobs: int) -> list[CellResult]:
+def _run_all(
+    program: Path, library: Path, *, timeout_s: float, jobs: int, heap: Heap
+) -> list[CellResult]:
     cells = {_arguments(cell): cell for cell in all_cells()}
     with closing(Progress(verbose=False)) as progress:
         progress.note(f"running {len(cells)} cells, {jobs} at once")
@@ -83,6 +90,7 @@ def _run_all(program: Path, library: Path, *, timeout_s: float, jobs: int) -> li
             sanitizer_library=library,
             timeout_s=timeout_s,
             jobs=jobs,
+            heap=heap,
         )
     return [_judged(cell, outcomes[arguments]) for arguments, cell in cells.items()]
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.lifetime_model import (
+    HEAP_MARK,
     Binding,
     Callback,
     Cell,
@@ -161,3 +162,5 @@ def _garbage(results: Sequence[CellResult]) -> Iterator[Text]:
     for value, times in sorted(cells.items()):
         aligned = "a multiple of 8" if value % _POINTER_BYTES == 0 else "no multiple of 8"
         yield Text(f"garbage {value:#x} ({aligned}): the first value in {times} places above")
+        if value == HEAP_MARK:
+            yield Text("  which is what new memory of the host process holds: nobody wrote to it")

@@ -1,5 +1,8 @@
-"""`kvtrace lifetime` on the emulator: the whole path from the command to a cell's process."""
+"""`kvtrace lifetime` on the emulator, the whole path from the command to a cell's process, and what
+it said on an H200.
+"""
 
+import gzip
 import json
 import os
 import subprocess
@@ -10,6 +13,9 @@ from itertools import product
 import pytest
 from emulated import ROOT, SANITIZER_OPTIONS, build
 
+from kvtrace_cli.analysis.lifetime_model import HEAP_MARK
+
+RECORDED = ROOT / "tests/data/h200-lifetime"
 ALL = 40 * 7
 FAULT = ("fault", "cudaErrorMisalignedAddress")
 MODULES = ("same-module", "other-module")
@@ -37,6 +43,18 @@ def document():
     done = run("--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@cache
+def recorded(heap):
+    return json.loads(gzip.decompress((RECORDED / f"{heap}.json.gz").read_bytes()))
+
+
+def outcomes(document):
+    return {
+        (one["callback"], one["binding"], one["neighbours"], one["graph"]): one["status"]
+        for one in document["cells"]
+    }
 
 
 def cell(callback, binding, neighbours, graph):
@@ -104,6 +122,37 @@ def test_data_of_each_node_is_the_last_nodes_in_a_graph_of_kernels_alone(graph, 
 
 def test_data_bound_again_between_replays_is_the_new_one():
     assert cell("full_event", "re-bound", "same-module", "kernels")["own_data"] == ALL
+
+
+def test_an_h200_came_to_the_same_in_every_cell():
+    assert outcomes(document()) == outcomes(recorded("used"))
+
+
+def test_on_an_h200_whoever_follows_what_an_unbound_node_is_given_faults():
+    for one in recorded("used")["cells"]:
+        given = one["received"]
+        for launch in ("target_node", "neighbour_node"):
+            unbound = one["binding"] == "never" or (
+                launch == "neighbour_node" and one["binding"] in ("target-only", "per-launch")
+            )
+            if unbound and launch in given:
+                assert given[launch]["unknown"] == ALL
+                assert given[launch]["first_unknown"] == hex(HEAP_MARK)
+        # A plain launch of an unbound function is given NULL.
+        assert all(given[launch]["unknown"] == 0 for launch in given if launch.endswith("plain"))
+        if one["status"] == "fault":
+            assert one["callback"] in ("counter", "full_event")
+            assert one["error"] == "cudaErrorIllegalAddress"
+
+
+def test_on_an_h200_nothing_faults_while_new_memory_is_zeros():
+    """So the pointer that nobody bound comes from memory of the host that nobody wrote to."""
+    assert set(outcomes(recorded("fresh")).values()) == {"ok", "events lost"}
+    for one in recorded("fresh")["cells"]:
+        assert all(given["unknown"] == 0 for given in one["received"].values())
+        assert (one["status"] == "events lost") == (
+            one["binding"] == "never" and one["callback"] in ("counter", "full_event")
+        )
 
 
 def test_the_tables_are_whole_at_80_columns():

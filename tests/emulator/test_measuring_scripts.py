@@ -84,7 +84,8 @@ def test_a_step_is_compared_with_the_clean_one_of_its_round(tmp_path):
     assert (ladder["injector"]["more_ns"], ladder["injector"]["written"]) == ([600.0] * 3, 20)
     arms = [row for row in rows if not row["in_ladder"] and row["shape"] == "2x32"]
     assert [row["name"] for row in arms] == [
-        *("clean", "callbacks", "clean", "no-op", "clean", "blocks", "clean", "writes")
+        *("clean", "callbacks", "clean", "no-op", "clean", "blocks", "clean", "writes"),
+        *("subscribed", "+ modules", "+ launches", "+ graphs", "+ nodes"),
     ]
     blocks = arms[5]
     # Against the median of the process before it.

@@ -8,11 +8,13 @@ from rich.console import Console
 
 from kvtrace_cli.analysis.lifetime import judge_cell
 from kvtrace_cli.analysis.lifetime_model import (
+    HEAP_MARK,
     Binding,
     Callback,
     Cell,
     CellResult,
     GraphKind,
+    Heap,
     Neighbours,
     Received,
     Status,
@@ -41,7 +43,7 @@ def fake_program(tmp_path, body):
     return program
 
 
-def run_one(tmp_path, body, timeout_s=5.0):
+def run_one(tmp_path, body, timeout_s=5.0, heap=Heap.USED):
     arguments = ("counter", "never", "same-module", "kernels")
     outcomes = run_cells(
         [arguments],
@@ -49,6 +51,7 @@ def run_one(tmp_path, body, timeout_s=5.0):
         sanitizer_library=tmp_path / "library",
         timeout_s=timeout_s,
         jobs=1,
+        heap=heap,
     )
     return outcomes[arguments]
 
@@ -110,6 +113,31 @@ def test_a_cell_is_named_to_its_program_and_no_other_tool_is_loaded(tmp_path, mo
         "arguments": f"counter never same-module kernels {tmp_path / 'library'}",
         "config": "",
     }
+
+
+# A C program's first malloc of more than it can have freed before, read as a pointer.
+NEW_MEMORY = """exec python3 -c '
+import ctypes, json
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+word = ctypes.c_uint64.from_address(libc.malloc(ctypes.c_size_t(100000)) + 64).value
+print(json.dumps({"word": word}))'"""
+
+
+def test_new_memory_of_a_used_heap_holds_the_mark(tmp_path, monkeypatch):
+    assert run_one(tmp_path, NEW_MEMORY).found == {"word": HEAP_MARK}
+    monkeypatch.setenv("MALLOC_PERTURB_", "7")
+    assert run_one(tmp_path, NEW_MEMORY, heap=Heap.FRESH).found["word"] not in (
+        HEAP_MARK,
+        0xF8F8F8F8F8F8F8F8,
+    )
+
+
+def test_a_pointer_from_new_memory_is_told_as_such():
+    received = {"neighbour_node": Received(unknown=280, first_unknown=HEAP_MARK)}
+    text = printed([CellResult(POINTER, Status.OK, expected=280, events=280, received=received)])
+    assert "garbage 0x5a5a5a5a5a5a5a5a (no multiple of 8)" in text
+    assert "what new memory of the host process holds" in text
 
 
 def test_a_program_that_knows_other_cells_is_refused(tmp_path):
