@@ -30,7 +30,7 @@ from kvtrace_cli.capture.vllm_version import (
     is_supported_vllm,
     probe_versions,
 )
-from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, RecordingConfig
+from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, PatchAt, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.errors import ConfigError
 
@@ -91,6 +91,7 @@ def run_preflight(
     found = Preflight()
     _check_libraries(recording, found, emulated=emulated)
     if not emulated:
+        found.checks += _check_patching_point(recording)
         found.checks += [
             _check_driver(found),
             _check_gpus(kv_cache_memory_bytes(engine), found),
@@ -113,6 +114,7 @@ def run_command_preflight(config: ExecConfig, *, emulated: bool = False) -> Pref
     found.checks.append(_check_program(config.command[0], program))
     _check_libraries(config.recording, found, emulated=emulated)
     if not emulated:
+        found.checks += _check_patching_point(config.recording)
         found.checks += [_check_driver(found), _check_gpus(None, found)]
         found.checks.append(_note_vllm(config.python, program, found))
     found.checks.append(_check_disk(config.out or Path.cwd()))
@@ -129,6 +131,17 @@ def demand(preflight: Preflight) -> None:
     if failed:
         lines = [f"{check.name}: {check.found}; {check.next_step}" for check in failed]
         raise ConfigError("this run cannot work here:\n  " + "\n  ".join(lines))
+
+
+def _check_patching_point(recording: RecordingConfig) -> Iterator[Check]:
+    """Refuse what hung in every program that was tried on a GPU: a server must never be blocked."""
+    if recording.patch_at is not PatchAt.MODULE_LOAD:
+        yield Check(
+            "--patch-at",
+            Status.FAIL,
+            f"{recording.patch_at.value}, which makes the engine hang on a GPU",
+            "leave it out, or see the lost blocks with --engine emulator",
+        )
 
 
 def _check_libraries(recording: RecordingConfig, found: Preflight, *, emulated: bool) -> None:

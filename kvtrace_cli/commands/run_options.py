@@ -91,7 +91,7 @@ PatchAtOption = Annotated[
     PatchAt,
     typer.Option(
         "--patch-at",
-        help="first-launch-end leaves the first launch unpatched: shows the blocks it loses.",
+        help="first-launch-end (emulator only) loses the blocks of the first launch, and shows it.",
     ),
 ]
 # Hidden: of use only to take the cost of recording apart; see docs/overhead.md.

@@ -14,7 +14,7 @@ from kvtrace_cli.capture.preflight import (
     run_preflight,
 )
 from kvtrace_cli.capture.vllm_version import is_supported_vllm
-from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, RecordingConfig
+from kvtrace_cli.config import EngineConfig, ExecConfig, Observer, PatchAt, RecordingConfig
 from kvtrace_cli.errors import ConfigError
 
 H200 = Gpu("NVIDIA H200", "580.1", 143771, 143000, "9.0")
@@ -193,6 +193,18 @@ def test_an_emulated_engine_needs_neither_gpu_nor_vllm(machine, monkeypatch):
     demand(found)
     assert found.sanitizer_library == machine.sanitizer_library
     assert found.gpus == []
+
+
+def test_patching_after_a_launch_is_refused_where_it_hangs(machine):
+    late = replace(machine, patch_at=PatchAt.FIRST_LAUNCH_END)
+    assert check(late, "--patch-at").status is Status.FAIL
+    command = ExecConfig(command=("true",), recording=late)
+    assert "--patch-at" in {one.name for one in run_command_preflight(command).failed}
+    for found in (
+        run_preflight(EngineConfig(), late, emulated=True),
+        run_command_preflight(command, emulated=True),
+    ):
+        assert "--patch-at" not in {one.name for one in found.checks}
 
 
 def test_a_missing_emulator_library_says_how_to_build_it(machine):
