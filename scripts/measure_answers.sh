@@ -3,13 +3,14 @@
 #
 #     scripts/measure_answers.sh OUT STEP...
 #
-# Without vLLM: lifetime, graphs, chain, onset. With it: patching (the first launch unpatched), gap1 and gap32
+# Without vLLM: lifetime, graphs, chain, cold (the chain where caches are cold), onset. With it: gap1 and gap32
 # (what runs between replays, batch 1 and 32), cost-parts (host callbacks, no-op patch, blocks) and cost-kinds
 # (blocks, on and off in one server, stores), both with servers side by side; cost-cupti, cost-profiler and
 # cost-memcheck, which take the card for themselves; load (200 million events).
-# Each step prints its table and exit code, and leaves one small JSON file in OUT, of cost-* in a folder
-# for `kvtrace overhead --from`; recordings are kept in SCRATCH. PYTHON names the interpreter with kvtrace and vLLM, SEED that of cost-*, so that
-# several calls can be put together, LIMIT the seconds of a step, EVENTS how many `load` makes.
+# Each step prints its table and exit code, and leaves one small JSON file in OUT, of cost-* in a folder for
+# `kvtrace overhead --from`; recordings are kept in SCRATCH. PYTHON names the interpreter with kvtrace and
+# vLLM, SEED that of cost-*, so that several calls can be put together, LIMIT the seconds of a step, EVENTS
+# how many `load` makes.
 set -uo pipefail
 
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -78,8 +79,11 @@ for step in "$@"; do
             --out "$scratch/graph-cases" --json "$out/graphs.json"
         ;;
     chain) note chain "$python" scripts/measure_callback_chain.py --scratch "$scratch" --out "$out/chain.json" ;;
+    cold)
+        note cold "$python" scripts/measure_callback_chain.py --shapes 1x512+128,16x512+128 --nodes 200 \
+            --replays 5 --scratch "$scratch" --out "$out/cold.json"
+        ;;
     onset) note onset "$python" scripts/find_drop_onset.py --scratch "$scratch" --out "$out/onset.json" ;;
-    patching) request patching --patch-at first-launch-end --max-num-batched-tokens 2048 ;;
     gap1) between 1 ;;
     gap32) between 32 ;;
     cost-parts) cost "$step" clean,callbacks,no-op,blocks --rounds 4 ;;

@@ -8,7 +8,8 @@ A graph of 1,000 kernels in a chain, each of about 4.66 us, is replayed: for eac
 (blocks x threads, and +MIB where another kernel reads that much memory before each, so that caches
 are cold as in a server) first as it is, then in processes of their own under the injector
 (callbacks, no-op, blocks, writes), with a clean one before each; then with every step of the
-callback ladder in turn, within one process, so that nothing but the callback differs. What is told
+callback ladder in turn, within one process, so that nothing but the callback differs; and with
+nothing patched, but a Sanitizer's subscriber that has more and more callbacks enabled. What is told
 is ns a block entry more than the clean one beside it: of a kernel of several blocks, which start
 side by side, ns a kernel. Exit 1 if a program failed or a callback did not run as often as it must.
 """
@@ -41,6 +42,14 @@ ARMS = {
     "no-op": replace(BASE, patch=Patch.NO_OP),
     "blocks": BASE,
     "writes": replace(BASE, record=Record.WRITES),
+}
+# Enabled where nothing is patched and nobody handles them.
+SUBSCRIPTIONS = {
+    "subscribed": "",
+    "+ modules": "modules",
+    "+ launches": "modules launches",
+    "+ graphs": "modules launches graphs",
+    "+ nodes": "modules launches graphs nodes",
 }
 # Above it the host, not the GPU, says how long a replay lasts.
 BUSY_HOST = 0.9
@@ -153,13 +162,28 @@ def measure_arms(args: argparse.Namespace, shape: Shape, iterations: int) -> Ite
             )
 
 
-def measure_ladder(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
-    """Yield each step of the ladder, from one process."""
-    environment = clean_environment() | {
+def ladder_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Return the variables under which a program has the ladder's subscriber."""
+    return clean_environment() | {
         "CUDA_INJECTION64_PATH": str(args.ladder.absolute()),
         "KVTRACE_LADDER_SANITIZER": str(find_sanitizer_library(args.sanitizer)),
     }
-    found = run_program(args, "ladder", shape, iterations, environment)["variants"]
+
+
+def measure_subscriptions(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
+    """Yield each set of callbacks, in a process of its own, with a clean one before it."""
+    for name, groups in SUBSCRIPTIONS.items():
+        clean = run_program(args, "chain", shape, iterations, clean_environment())["variants"][0]
+        environment = ladder_environment(args) | {"KVTRACE_LADDER_CALLBACKS": groups}
+        found = run_program(args, "chain", shape, iterations, environment)["variants"][0]
+        level = median(clean["node_ns"])
+        more = [one - level for one in found["node_ns"]]
+        yield Row(shape.name, name, False, found["node_ns"], more, found["submit_ns"])
+
+
+def measure_ladder(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
+    """Yield each step of the ladder, from one process."""
+    found = run_program(args, "ladder", shape, iterations, ladder_environment(args))["variants"]
     clean = found[0]["node_ns"]
     for one in found:
         more = (
@@ -189,7 +213,7 @@ def measure_shape(
     except FailedError as error:
         return [str(error)]
     about |= {name: first[name] for name in ("device", "cuda_of_driver") if name in first}
-    for measure in (measure_ladder, measure_arms):
+    for measure in (measure_ladder, measure_arms, measure_subscriptions):
         try:
             rows.extend(measure(args, shape, first["iterations"]))
         except (FailedError, KvtraceError) as error:  # noqa: PERF203  two turns

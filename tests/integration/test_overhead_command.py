@@ -287,6 +287,29 @@ def test_usage_errors(here, options, message):
     assert not machine.pids.exists()
 
 
+def test_what_servers_on_an_h200_cost_part_by_part():
+    recorded = REPOSITORY / "tests/data/h200-cost/parts-1"
+    done = run([*COMMAND, "--from", str(recorded), "--json"], dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    changes = {
+        (one["figure"], one["arm"]): round(one["change_percent"], 2)
+        for one in found["costs"]
+        if one["arm"] != "clean"
+    }
+    of_arms = {
+        figure: [changes[figure, arm] for arm in ("callbacks", "no-op", "blocks")]
+        for figure, _ in changes
+    }
+    assert of_arms["ITL, batch 1, ms"] == [1.37, 2.14, 1.90]
+    assert of_arms["ITL, batch 8, ms"] == [0.93, 1.82, 1.58]
+    assert of_arms["ITL, batch 64, ms"] == [0.59, 1.34, 0.64]
+    assert of_arms["prefill TTFT, ms"] == [0.36, 1.08, 0.44]
+    # One start has no interval, so no bar is said to be met or missed.
+    assert {bar["verdict"] for bar in found["bars"]} == {"cannot tell"}
+    assert [one["dropped"] for one in found["servers"] if one["arm"] == "blocks"] == [0]
+
+
 def test_a_directory_that_is_not_empty_is_left_alone(here):
     machine, environment = here
     machine.out.mkdir()

@@ -4,6 +4,8 @@
 
 /* Variable with the path of the Sanitizer's library. */
 #define KVTRACE_LADDER_SANITIZER "KVTRACE_LADDER_SANITIZER"
+/* Variable with the groups of callbacks that are enabled: modules, launches, graphs, nodes. */
+#define KVTRACE_LADDER_CALLBACKS "KVTRACE_LADDER_CALLBACKS"
 #define KVTRACE_LADDER_TARGET "probe_target"
 
 extern "C" {

@@ -83,17 +83,37 @@ void SANITIZERAPI on_callback(void *, Sanitizer_CallbackDomain domain, Sanitizer
     }
 }
 
+struct Callback {
+    const char *group;
+    Sanitizer_CallbackDomain domain;
+    uint32_t id;
+};
+
 /* Nodes too, although nobody handles them: bound data was only ever seen to arrive with them. */
+constexpr Callback kCallbacks[] = {
+    {"modules", SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED},
+    {"modules", SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED},
+    {"launches", SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN},
+    {"graphs", SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_LAUNCH_BEGIN},
+    {"nodes", SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN}};
+
+/* All that the ladder needs, or the groups that the variable names, as the words of a text. */
+bool is_wanted(const Callback &callback) {
+    const char *asked = std::getenv(KVTRACE_LADDER_CALLBACKS);
+    const std::string words = std::string(" ") + (asked != nullptr ? asked : "") + " ";
+    return asked == nullptr ? std::strcmp(callback.group, "graphs") != 0
+                            : words.find(std::string(" ") + callback.group + " ") != words.npos;
+}
+
 void subscribe() {
     Sanitizer_SubscriberHandle handle = nullptr;
     check(api.subscribe(&handle, on_callback, nullptr), "sanitizerSubscribe");
-    const auto enable = [handle](Sanitizer_CallbackDomain domain, uint32_t id) {
-        check(api.enable_callback(1, handle, domain, id), "sanitizerEnableCallback");
-    };
-    enable(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED);
-    enable(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED);
-    enable(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN);
-    enable(SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN);
+    for (const Callback &callback : kCallbacks) {
+        if (is_wanted(callback)) {
+            check(api.enable_callback(1, handle, callback.domain, callback.id),
+                  "sanitizerEnableCallback");
+        }
+    }
 }
 
 } // namespace
