@@ -68,6 +68,8 @@ constexpr Variant kLadder[] = {
     {"fenced", "fenced", false, 64},
     {"device-ring", "cache_first", true, 64},
     {"device-ring-no-atomic", "launch_base", true, 64},
+    {"no-mark", "no_mark", false, 64},
+    {"early-atomic", "early_atomic", false, 64},
     {"half-event", "half_event", false, 32},
     {"weak", "weak", false, 64},
     {"streaming", "streaming", false, 64},
@@ -150,9 +152,8 @@ Ring make_ring() {
 
 uint64_t address(const void *pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-/* In device memory, as the injector's. */
-const void *make_data(const Ring &ring, const Variant &variant,
-                      const kvtrace_device_counters *counters) {
+/* In device memory, as the injector's, behind its counters. */
+const void *make_data(const Ring &ring, const Variant &variant, kvtrace_device_counters *counters) {
     kvtrace_callback_data data = {};
     data.magic = variant.is_off ? 0 : KVTRACE_CALLBACK_DATA_MAGIC;
     data.ring_address = address(variant.ring_on_device ? ring.on_device : ring.events);
@@ -161,8 +162,7 @@ const void *make_data(const Ring &ring, const Variant &variant,
     data.drop_hints_address = address(ring.hints);
     data.capacity_log2 = kRingLog2;
     data.launch_stamp = 1;
-    void *made = nullptr;
-    CHECK(cudaMalloc(&made, sizeof(data)));
+    void *made = reinterpret_cast<char *>(counters) + KVTRACE_LADDER_COUNTERS_BEFORE_DATA;
     CHECK(cudaMemcpy(made, &data, sizeof(data), cudaMemcpyHostToDevice));
     return made;
 }
@@ -308,7 +308,8 @@ Timed prepare(const Options &options, const Variant &variant, const Ladder &ladd
               const Ring &ring, cudaStream_t stream) {
     Timed timed = {};
     timed.variant = variant;
-    CHECK(cudaMalloc(&timed.counters, sizeof(*timed.counters)));
+    CHECK(cudaMalloc(&timed.counters,
+                     KVTRACE_LADDER_COUNTERS_BEFORE_DATA + sizeof(kvtrace_callback_data)));
     CHECK(cudaMemset(timed.counters, 0, sizeof(*timed.counters)));
     if (variant.callback != nullptr) {
         ladder.next(variant.callback, make_data(ring, variant, timed.counters));

@@ -7,6 +7,8 @@
 /* Variable with the groups of callbacks that are enabled: modules, launches, graphs, nodes. */
 #define KVTRACE_LADDER_CALLBACKS "KVTRACE_LADDER_CALLBACKS"
 #define KVTRACE_LADDER_TARGET "probe_target"
+/* Each callback's data has its counters before it, so many bytes away, in a line of their own. */
+#define KVTRACE_LADDER_COUNTERS_BEFORE_DATA 128
 
 extern "C" {
 /* Patch the next module with the target that is loaded, with the callback kvtrace_ladder_<name>,

@@ -6,6 +6,8 @@
 
 #include "../../../injector/device/block_event.h"
 
+#include "ladder.h"
+
 #include <sanitizer_patching.h>
 
 #define LADDER_STEP(name)                                                                          \
@@ -23,7 +25,9 @@ enum class Place {
     /* One atomic for each event, and nothing is asked about space. */
     kAtomic,
     kAtomicThenCache,
-    kCacheThenAtomic
+    kCacheThenAtomic,
+    /* The same, of counters that are found without reading the data: nothing has to come before. */
+    kEarly
 };
 
 /* How an event is stored. */
@@ -34,6 +38,11 @@ KVTRACE_DEVICE bool is_wanted(const void *userdata) {
            kvtrace_platform::load_constant(
                &static_cast<const kvtrace_callback_data *>(userdata)->magic) ==
                KVTRACE_CALLBACK_DATA_MAGIC;
+}
+
+/* Not NULL and the first thread: what can be said before anything is read. */
+KVTRACE_DEVICE bool may_be_wanted(const void *userdata) {
+    return userdata != nullptr && kvtrace_platform::is_leader();
 }
 
 KVTRACE_DEVICE uint32_t block_number() {
@@ -54,9 +63,13 @@ KVTRACE_DEVICE bool find_place(const kvtrace_callback_data *data, uint32_t capac
                     kvtrace_platform::grid_id() + block_number();
         return true;
     }
-    kvtrace_device_counters *counters = kvtrace_counters(data);
+    kvtrace_device_counters *counters =
+        kPlace == Place::kEarly
+            ? reinterpret_cast<kvtrace_device_counters *>(
+                  reinterpret_cast<uint64_t>(data) - KVTRACE_LADDER_COUNTERS_BEFORE_DATA)
+            : kvtrace_counters(data);
     uint64_t drained = 0;
-    if (kPlace == Place::kCacheThenAtomic) {
+    if (kPlace == Place::kCacheThenAtomic || kPlace == Place::kEarly) {
         drained = kvtrace_platform::load(&counters->drained_cache);
     }
     *sequence = kvtrace_platform::atomic_increment(&counters->reserved_count);
@@ -87,9 +100,9 @@ KVTRACE_DEVICE void store(char *slot, const kvtrace_block_event &event, int part
 }
 
 /* As the injector's: all four parts of an event, or two of them, with room for no more. */
-template <Place kPlace, Store kStore, int kParts>
+template <Place kPlace, Store kStore, int kParts, bool kReadsMark = true>
 KVTRACE_DEVICE void record(const void *userdata, uint64_t pc) {
-    if (!is_wanted(userdata)) {
+    if (kReadsMark ? !is_wanted(userdata) : !may_be_wanted(userdata)) {
         return;
     }
     const kvtrace_callback_data *data = static_cast<const kvtrace_callback_data *>(userdata);
@@ -227,6 +240,16 @@ LADDER_STEP(cache_after) {
 
 LADDER_STEP(cache_first) {
     record<Place::kCacheThenAtomic, Store::kVolatile, 4>(userdata, pc);
+    return SANITIZER_PATCH_SUCCESS;
+}
+
+LADDER_STEP(no_mark) {
+    record<Place::kCacheThenAtomic, Store::kVolatile, 4, false>(userdata, pc);
+    return SANITIZER_PATCH_SUCCESS;
+}
+
+LADDER_STEP(early_atomic) {
+    record<Place::kEarly, Store::kVolatile, 4, false>(userdata, pc);
     return SANITIZER_PATCH_SUCCESS;
 }
 
