@@ -13,7 +13,7 @@ from kvtrace_cli.analysis.rank_model import Rank, RankAccount, RankDifference
 from kvtrace_cli.analysis.ranks import Ranks
 from kvtrace_cli.dumps.schema import PROCESS_ID, ProcessSteps, Recording
 
-_ABSENT: Final = "It was asked for, and no process of it recorded anything."
+_ABSENT: Final = "It was asked for, and no process said to be it."
 _UNCLOSED: Final = "It did not close its files in order."
 _FAILED: Final = "Its injector failed."
 # Doubts that reconciling tells of each process anyway.

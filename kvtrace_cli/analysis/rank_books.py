@@ -71,7 +71,9 @@ def _unnamed(recording: Recording, ranks: Ranks, files: Sequence[FileBooks]) -> 
     recorders = _recorders(files)
     if is_seen_by_cupti(recording) or len(recorders) >= ranks.total:
         return RankBooks(notes=(f"{_UNTOLD}, so they were not held against each other.",))
-    doubt = f"{ranks.total} ranks were asked for, and {len(recorders)} processes recorded anything."
+    doubt = (
+        f"{ranks.total} ranks were asked for; processes that recorded anything: {len(recorders)}."
+    )
     return RankBooks(doubts=(doubt,), notes=(f"{_UNTOLD}.",))
 
 
@@ -118,9 +120,10 @@ class _Checks:
         strangers = sorted(_recorders(files) - {rank.process_id for rank in ranks.present})
         if strangers:
             pids = ", ".join(map(str, strangers))
+            who, them = ("Process", "it") if len(strangers) == 1 else ("Processes", "them")
             self.doubts.append(
-                f"Process {pids} recorded launches and told no rank, so nothing was held against "
-                "it."
+                f"{who} {pids} recorded launches and told no rank, so nothing was held against "
+                f"{them}."
             )
 
     def differences(

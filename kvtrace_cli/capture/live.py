@@ -51,17 +51,17 @@ def read_counters(raw_dir: Path) -> LiveCounters:
     )
 
 
-def recorded_processes(raw_dir: Path) -> set[int]:
-    """Return the processes that opened a file to record."""
-    return {one.process_id for one in _headers(raw_dir)}
+def recorded_processes(raw_dir: Path) -> dict[int, bool]:
+    """Return the processes that opened a file to record.
 
-
-def patched_processes(raw_dir: Path) -> set[int]:
-    """Return the processes in which a target kernel was patched, or CUPTI saw anything run."""
+    Each with whether a target kernel was patched in it, or CUPTI saw anything run.
+    """
     activities = abi.constant("KVTRACE_ACTIVITIES_MAGIC")
-    return {
-        one.process_id for one in _headers(raw_dir) if one.magic == activities or _is_patched(one)
-    }
+    found: dict[int, bool] = {}
+    for one in _headers(raw_dir):
+        saw_any = one.magic == activities or _is_patched(one)
+        found[one.process_id] = saw_any or found.get(one.process_id, False)
+    return found
 
 
 def wait_quiet(raw_dir: Path, limits: TimeLimits, on_look: Callable[[LiveCounters], None]) -> bool:

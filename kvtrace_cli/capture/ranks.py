@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from kvtrace_cli.capture.live import patched_processes, recorded_processes
+from kvtrace_cli.capture.live import recorded_processes
 from kvtrace_cli.capture.parallel import ParallelSizes
 from kvtrace_cli.dumps.rank_names import DATA, LETTERS, PIPELINE, TENSOR, rank_name
 from kvtrace_cli.dumps.run_dir import RunDir
@@ -119,7 +119,7 @@ def look_at_ranks(
         processes=processes,
         named=frozenset(process_id for process_id, line in told.items() if line.get("ranks")),
         recorded=frozenset(recorded),
-        patched=frozenset(patched_processes(run_dir.raw)),
+        patched=frozenset(process_id for process_id, is_patched in recorded.items() if is_patched),
         is_partial=is_partial
         or (asked is None and any(line.get("several_hosts") for line in told.values())),
     )

@@ -85,7 +85,7 @@ def test_a_missing_rank_is_a_failed_check_in_every_output(tmp_path, capsys):
     code = main(["reconcile", str(run), "--github", "--junit", str(junit)])
     assert code == ExitCode.INCONCLUSIVE
     out = capsys.readouterr().out
-    missing = "TP1: it was asked for, and no process of it recorded anything."
+    missing = "TP1: it was asked for, and no process said to be it."
     assert missing in words(out)
     assert ["TP1", "-", "0", "0", "0", "0", "0", "0", "0", "inconclusive"] in [
         line.split() for line in out.splitlines()

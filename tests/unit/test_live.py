@@ -1,6 +1,11 @@
 from builders import flags, header_bytes
 
-from kvtrace_cli.capture.live import LiveCounters, read_counters, wait_quiet
+from kvtrace_cli.capture.live import (
+    LiveCounters,
+    read_counters,
+    recorded_processes,
+    wait_quiet,
+)
 from kvtrace_cli.capture.progress import describe_counters
 from kvtrace_cli.config import TimeLimits
 from kvtrace_cli.dumps import abi
@@ -34,6 +39,19 @@ def test_stores_among_the_events_are_told(tmp_path):
     counters = read_counters(tmp_path)
     assert counters.with_stores
     assert describe_counters(counters).startswith("9 block and store events")
+
+
+def test_processes_that_record_and_those_that_saw_a_target(tmp_path):
+    headers = {
+        "7.launches.kvt": header_bytes("launches", 3, process_id=7, flags=flags("CLOSED")),
+        "7-0.events.kvt": header_bytes("events", 0, process_id=7, flags=flags("PATCHED")),
+        "7-1.events.kvt": header_bytes("events", 0, process_id=7, flags=flags("CLOSED")),
+        "8-0.events.kvt": header_bytes("events", 0, process_id=8, flags=flags("CLOSED")),
+        "9.activity.kva": header_bytes("activities", 0, process_id=9, flags=flags("CLOSED")),
+    }
+    for name, header in headers.items():
+        (tmp_path / name).write_bytes(header)
+    assert recorded_processes(tmp_path) == {7: True, 8: False, 9: True}
 
 
 def test_the_first_failure_is_named(tmp_path):

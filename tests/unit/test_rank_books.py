@@ -58,7 +58,7 @@ def test_a_single_rank_has_an_account_and_nothing_to_be_held_against(tmp_path):
 def test_a_rank_without_a_process_is_inconclusive_and_named(tmp_path):
     result = reconciled_ranks(tmp_path, tensor_ranks(1), parallel=TWO)
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert result.reasons == ("TP1: it was asked for, and no process of it recorded anything.",)
+    assert result.reasons == ("TP1: it was asked for, and no process said to be it.",)
     assert verdicts(result) == {"TP0": "agrees", "TP1": "inconclusive"}
 
 
@@ -79,7 +79,7 @@ def test_without_told_ranks_processes_are_counted(tmp_path):
     (note,) = [note for note in result.notes if "rank" in note]
     assert note == "No process told which rank it was, so they were not held against each other."
     result = reconciled_ranks(tmp_path / "one", scenes[:1], parallel=TWO)
-    assert result.reasons == ("2 ranks were asked for, and 1 processes recorded anything.",)
+    assert result.reasons == ("2 ranks were asked for; processes that recorded anything: 1.",)
 
 
 def test_a_row_that_did_not_enter_on_one_rank_is_named(tmp_path):
@@ -312,12 +312,16 @@ def test_an_engine_of_one_rank_may_be_started_as_often_as_one_likes(tmp_path):
     assert len(result.ranks.accounts) == 2
 
 
-def test_a_process_that_recorded_and_told_no_rank_is_a_doubt(tmp_path):
-    scenes = tensor_ranks(3)
-    scenes[2].started = {"ranks": None}
-    result = reconciled_ranks(tmp_path, scenes)
-    assert result.reasons == (
-        "Process 4713 recorded launches and told no rank, so nothing was held against it.",
+@pytest.mark.parametrize(
+    ("ranks", "who", "them"),
+    [(3, "Process 4713", "it"), (4, "Processes 4713, 4714", "them")],
+)
+def test_a_process_that_recorded_and_told_no_rank_is_a_doubt(tmp_path, ranks, who, them):
+    scenes = tensor_ranks(ranks)
+    for stranger in scenes[2:]:
+        stranger.started = {"ranks": None}
+    assert reconciled_ranks(tmp_path, scenes).reasons == (
+        f"{who} recorded launches and told no rank, so nothing was held against {them}.",
     )
 
 
