@@ -21,6 +21,10 @@ const void *data_of(const kvtrace_emu_function &function) {
 
 void announce_loaded(kvtrace_emu_function *function) {
     function->is_loaded = true;
+    /* As where functions come loaded with their module. */
+    if (std::getenv("KVTRACE_EMULATOR_QUIET_LOADS") != nullptr) {
+        return;
+    }
     const auto handle = as<CUfunction>(function);
     Sanitizer_ResourceFunctionsLazyLoadedData data = {};
     data.context = as<CUcontext>(function->module->context);
@@ -140,6 +144,10 @@ int kvtrace_emu_init(void) {
             return;
         }
         reinterpret_cast<int (*)()>(entry)();
+        /* The Sanitizer tells of this whatever was enabled. */
+        const Sanitizer_ResourceContextData nothing = {};
+        call_back_unasked(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_INIT_FINISHED,
+                          &nothing);
     });
     return 0;
 }

@@ -143,6 +143,8 @@ uint32_t patches_of(const Kernel &kernel);
 bool run_grid(const Kernel &kernel, uint32_t patches, uint64_t grid_id, const void *data);
 /* Ask the subscriber. */
 void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data);
+/* The same of what was not enabled. */
+void call_back_unasked(Sanitizer_CallbackDomain domain, uint32_t id, const void *data);
 Sanitizer_LaunchData describe(const Kernel &kernel, uint64_t grid_id, kvtrace_emu_stream *stream);
 
 template <typename Handle, typename Object> Handle as(Object *object) {

@@ -9,7 +9,8 @@ namespace {
 const char kForgotten = 0;
 
 uint64_t pack(FunctionInfo info) {
-    return (static_cast<uint64_t>(info.kernel_slot) << 1) | (info.is_patched ? 1u : 0u);
+    return (static_cast<uint64_t>(info.kernel_slot) << 2) | (info.is_unbound ? 2u : 0u) |
+           (info.is_patched ? 1u : 0u);
 }
 
 } // namespace

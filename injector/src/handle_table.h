@@ -13,6 +13,8 @@ struct FunctionInfo {
     /* Number of a target kernel, or kNotTarget. */
     uint32_t kernel_slot;
     bool is_patched;
+    /* Its module is patched, and binding it failed: each launch of it has to be bound. */
+    bool is_unbound = false;
 };
 
 constexpr uint32_t kNotTarget = 0xffffffffu;
@@ -32,8 +34,9 @@ class HandleTable {
             const void *found = entry.function.load(std::memory_order_acquire);
             if (found == function) {
                 const uint64_t bits = entry.info.load(std::memory_order_relaxed);
-                info->kernel_slot = static_cast<uint32_t>(bits >> 1);
+                info->kernel_slot = static_cast<uint32_t>(bits >> 2);
                 info->is_patched = (bits & 1u) != 0;
+                info->is_unbound = (bits & 2u) != 0;
                 return true;
             }
             if (found == nullptr) {

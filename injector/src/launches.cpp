@@ -126,6 +126,13 @@ void pass_launch(Injector *self, const Sanitizer_LaunchData &launch, const Conte
                                         launch.gridDim_z);
 }
 
+/* A function that could not be bound: this launch gets NULL, and so leaves no event. */
+void bind_to_nothing(Injector *self, const Sanitizer_LaunchData &launch) {
+    check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
+                                             nullptr),
+          KVTRACE_SITE_BIND_LAUNCH, "unbound function");
+}
+
 void append(Injector *self, const kvtrace_launch_record &record) {
     self->launches.append(record);
     launch_appended(self);
@@ -135,6 +142,9 @@ void append(Injector *self, const kvtrace_launch_record &record) {
 
 void plain_launch(Injector *self, const Sanitizer_LaunchData &launch) {
     const FunctionInfo info = look_up_function(self, launch);
+    if (info.is_unbound) {
+        bind_to_nothing(self, launch);
+    }
     if (info.kernel_slot == kNotTarget) {
         return;
     }
@@ -182,6 +192,9 @@ void graph_node_launch(Injector *self, const Sanitizer_GraphNodeLaunchData &node
     }
     const Sanitizer_LaunchData &launch = node.launchData;
     const FunctionInfo info = look_up_function(self, launch);
+    if (info.is_unbound) {
+        bind_to_nothing(self, launch);
+    }
     if (info.kernel_slot == kNotTarget) {
         return;
     }

@@ -62,8 +62,9 @@ template <typename Call> bool patch_alone(Injector *self, Call call) {
 }
 
 /* A function that stays unbound would fault under graph replay. So a module in which binding fails
- * loses its patches: better not recorded than broken. */
-void give_module_up(Injector *self, CUmodule module) {
+ * loses its patches: better not recorded than broken. Not from a launch's callback, where every
+ * call of patching hangs. Returns false if it could not be done. */
+bool give_module_up(Injector *self, CUmodule module) {
     {
         const std::lock_guard<std::mutex> lock(self->module_mutex);
         self->patched_modules.erase(module);
@@ -73,6 +74,7 @@ void give_module_up(Injector *self, CUmodule module) {
     });
     JournalLine line("module_unpatched");
     self->journal.write(line.add_hex("module", module).add("unpatched", is_unpatched));
+    return is_unpatched;
 }
 
 Context *context_of_patched(Injector *self, CUmodule module) {
@@ -126,7 +128,8 @@ uint32_t kernel_slot_of(Injector *self, CUfunction function, const char *name) {
 }
 
 /* Bind one function of a patched module; the targets to their record, the others to NULL. A
- * function that was never bound reads garbage as its data when a graph replays it. */
+ * function that was never bound reads garbage as its data when a graph replays it. What is found is
+ * for the table of functions. */
 FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CUfunction function,
                            const char *name) {
     FunctionInfo info = {kernel_slot_of(self, function, name), true};
@@ -137,16 +140,13 @@ FunctionInfo bind_function(Injector *self, Context *context, CUmodule module, CU
         is_bound =
             check(self->api.set_callback_data(function, data), KVTRACE_SITE_BIND_FUNCTION, name);
         info.is_patched = is_bound;
-        if (!is_bound) {
-            give_module_up(self, module);
-        }
+        info.is_unbound = !is_bound;
     }
     journal_function(self, *context, module, name, info.kernel_slot, is_bound);
     if (is_target) {
         context->has_target.store(true, std::memory_order_relaxed);
         self->process_flags.fetch_or(KVTRACE_FILE_PATCHED, std::memory_order_relaxed);
     }
-    self->functions.insert(function, module, info);
     return info;
 }
 
@@ -160,8 +160,12 @@ void bind_functions(Injector *self, Context *context, CUmodule module, const CUf
                            "cuFuncGetName");
             continue;
         }
-        if (!bind_function(self, context, module, functions[i], name).is_patched) {
-            return; /* The module has lost its patches. */
+        FunctionInfo info = bind_function(self, context, module, functions[i], name);
+        const bool is_lost = info.is_unbound && give_module_up(self, module);
+        info.is_unbound = info.is_unbound && !is_lost;
+        self->functions.insert(functions[i], module, info);
+        if (is_lost) {
+            return;
         }
     }
 }
@@ -266,7 +270,10 @@ FunctionInfo meet_function(Injector *self, const Sanitizer_LaunchData &launch) {
     const char *name = launch.functionName != nullptr ? launch.functionName : "";
     if (Context *context = context_of_patched(self, launch.module)) {
         /* Loaded without FUNCTIONS_LAZY_LOADED: this launch is the first that can bind it. */
-        return bind_function(self, context, launch.module, launch.function, name);
+        const FunctionInfo found =
+            bind_function(self, context, launch.module, launch.function, name);
+        self->functions.insert(launch.function, launch.module, found);
+        return found;
     }
     FunctionInfo info = {kNotTarget, false};
     const bool is_waiting = add_waiting(self, launch.module, &launch.function, 1);

@@ -11,6 +11,8 @@ from kvtrace_cli.errors import ConfigError
 CONFIG_VARIABLE = "KVTRACE_CONFIG"
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
 PRELOAD_VARIABLE = "LD_PRELOAD"
+# The emulator's: a module may be patched from a launch's callback, where a GPU's driver hangs.
+LATE_PATCHING_VARIABLE = "KVTRACE_EMULATOR_LATE_PATCHING"
 
 _BIND_MODES = {
     Bind.EVERY_FUNCTION: "KVTRACE_BIND_EVERY_FUNCTION",
@@ -130,6 +132,9 @@ def compose_environment(
     if recording.preload:
         theirs = base.get(PRELOAD_VARIABLE)
         environment[PRELOAD_VARIABLE] = f"{injector}:{theirs}" if theirs else str(injector)
+    if recording.patch_at is PatchAt.FIRST_LAUNCH_END:
+        # Only ever an emulated engine, see the preflight: there it is allowed to be shown.
+        environment[LATE_PATCHING_VARIABLE] = "1"
     return environment
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 
 from kvtrace_cli.analysis.model import Reconciliation
 from kvtrace_cli.analysis.reconcile import reconcile
-from kvtrace_cli.capture.injection import write_injector_config
-from kvtrace_cli.config import RecordingConfig
+from kvtrace_cli.capture.injection import LATE_PATCHING_VARIABLE, write_injector_config
+from kvtrace_cli.config import PatchAt, RecordingConfig
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir
 
@@ -135,6 +136,8 @@ def prepare(
         environment["CUDA_INJECTION64_PATH"] = str(built.injector)
     if loaded_by in ("preload", "both"):
         environment["LD_PRELOAD"] = str(built.injector)
+    if recording.get("patch_at") is PatchAt.FIRST_LAUNCH_END:
+        environment[LATE_PATCHING_VARIABLE] = "1"
     return run_dir, environment
 
 
@@ -145,6 +148,7 @@ def run_case(
     *,
     loaded_by: str = "injection",
     environment: dict[str, str] | None = None,
+    without: Collection[str] = (),
     timeout_s: float = 120,
     **recording: object,
 ) -> Done:
@@ -152,7 +156,11 @@ def run_case(
     run_dir, ours = prepare(built, directory, loaded_by=loaded_by, **recording)
     done = subprocess.run(
         [built.cases, case],
-        env=ours | (environment or {}),
+        env={
+            name: text
+            for name, text in (ours | (environment or {})).items()
+            if name not in without
+        },
         capture_output=True,
         text=True,
         timeout=timeout_s,

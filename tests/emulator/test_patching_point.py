@@ -88,6 +88,53 @@ def test_a_function_that_cannot_be_bound_late_costs_the_module_its_patches(n, tm
     assert any("failed at bind_function" in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize("flavour", ["plain", "address", "thread"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_function_that_cannot_be_bound_at_its_launch_is_launched_with_nothing(
+    n, flavour, tmp_path
+):
+    """Every call of patching hangs there, so the module keeps its patches."""
+    done = run_case(
+        build(flavour),
+        tmp_path / "run",
+        "plain_and_graph",
+        environment={
+            "KVTRACE_EMULATOR_QUIET_LOADS": "1",
+            "KVTRACE_EMULATOR_FAIL": f"sanitizerSetCallbackData:{n}:1",
+        },
+    )
+    assert (done.status, done.truth["target_blocks"]) == (0, 8 + 7 * (3 + 40)), done.errors
+    bound = [line["bound"] for line in done.journal() if line["event"] == "function_bound"]
+    assert (bound.count(False), "module_unpatched" in str(done.journal())) == (int(n < 3), False)
+    found = done.reconciled()
+    if n < 3:
+        assert any("failed at bind_function" in reason for reason in found.reasons)
+        assert found.verdict is Verdict.MISMATCH
+
+
+def test_functions_that_come_loaded_with_their_module_are_bound_at_their_launch(tmp_path):
+    done = run_case(
+        build("plain"),
+        tmp_path / "run",
+        "plain_and_graph",
+        environment={"KVTRACE_EMULATOR_QUIET_LOADS": "1"},
+    )
+    assert done.status == 0, done.errors
+    assert done.reconciled().verdict is Verdict.AGREES
+
+
+def test_patching_in_a_launchs_callback_ends_the_emulated_process_with_a_word(tmp_path):
+    done = run_case(
+        build("plain"),
+        tmp_path / "run",
+        "plain_and_graph",
+        patch_at=PatchAt.FIRST_LAUNCH_END,
+        without=("KVTRACE_EMULATOR_LATE_PATCHING",),
+    )
+    assert done.status < 0
+    assert "sanitizerAddPatches in a launch's callback: on a GPU it hangs" in done.errors
+
+
 @pytest.mark.parametrize("arm", [{"record": Record.NONE}, {"patch": Patch.NO_OP}])
 @pytest.mark.parametrize("flavour", ["plain", "address"])
 def test_arms_without_events_record_every_launch_and_conclude_nothing(flavour, arm, tmp_path):
