@@ -109,7 +109,7 @@ def run_program(
 ) -> dict[str, Any]:
     """Run the chain's program once; return what it printed."""
     numbers = (args.nodes, args.replays, args.rounds, shape.blocks, shape.threads)
-    more = (iterations, args.node_ns, shape.between_mib)
+    more = (iterations, args.node_ns, shape.between_mib, int(args.memset_nodes))
     command = [str(args.program), mode, *map(str, (*numbers, *more))]
     try:
         done = subprocess.run(
@@ -285,6 +285,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--starts", type=int, default=2, help="processes of each arm")
     parser.add_argument("--node-ns", type=int, default=4660, help="what a kernel shall last")
+    parser.add_argument("--memset-nodes", action="store_true", help="one before each kernel")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each process")
     args = parser.parse_args()
     rows: list[Row] = []
@@ -293,7 +294,8 @@ def main() -> int:
     for shape in args.shapes:
         failures += measure_shape(args, shape, rows, about)
     notes = [*troubles(rows, args.nodes), *failures]
-    asked = {name: getattr(args, name) for name in ("nodes", "replays", "rounds", "starts")}
+    names = ("nodes", "replays", "rounds", "starts", "memset_nodes")
+    asked = {name: getattr(args, name) for name in names}
     document = {"schema_version": 1, **about, **asked, "rows": [asdict(row) for row in rows]}
     args.out.write_text(json.dumps(document | {"notes": notes}) + "\n", encoding="utf-8")
     if rows:

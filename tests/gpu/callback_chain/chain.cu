@@ -2,13 +2,14 @@
  * What a block entry costs where the GPU is never idle: one graph of NODES kernels in a chain,
  * replayed and timed.
  *
- *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS NODE_NS BETWEEN_MIB
+ *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS NODE_NS BETWEEN_MIB MEMSETS
  *
  * `chain` times the kernel as it is, so under the injector it times that. `ladder` times, in turn
  * and within one process, the kernel as it is and once with each callback of ladder_patch.cu; the
  * driver must have loaded the ladder's subscriber. ITERATIONS 0: find how many make a node last
  * NODE_NS. BETWEEN_MIB, if not 0: before each node another kernel reads so much memory and runs more
- * code than the caches of instructions hold, so that the node finds them cold, as in a server. A
+ * code than the caches of instructions hold, so that the node finds them cold, as in a server.
+ * MEMSETS, if not 0: before each node a memset node, as a decode graph has some of. A
  * round is REPLAYS replays of each; prints one JSON line.
  */
 #include <cuda.h>
@@ -86,6 +87,7 @@ struct Options {
     uint32_t iterations;
     uint32_t node_ns;
     uint32_t between_mib;
+    uint32_t memsets;
 };
 
 struct Ring {
@@ -224,6 +226,9 @@ cudaGraphExec_t make_chain(const Options &options, CUfunction function, uint32_t
     static const auto cache = make_cache(options);
     void *arguments[] = {&iterations, const_cast<void **>(&cache)};
     const auto enqueue = [&] {
+        if (options.memsets != 0) {
+            CHECK(cudaMemsetAsync(evicting.result, 0, sizeof(uint4), stream));
+        }
         if (is_cold) {
             evict<<<evicting.blocks, 512, 0, stream>>>(evicting.memory, evicting.count,
                                                        evicting.result);
@@ -382,7 +387,7 @@ Options read_options(int argc, char **argv) {
     Options options = {};
     uint32_t *const numbers[] = {&options.nodes,  &options.replays, &options.rounds,
                                  &options.blocks, &options.threads, &options.iterations,
-                                 &options.node_ns, &options.between_mib};
+                                 &options.node_ns, &options.between_mib, &options.memsets};
     constexpr int count = sizeof(numbers) / sizeof(numbers[0]);
     const std::string mode = argc == count + 2 ? argv[1] : "";
     options.is_ladder = mode == "ladder";
@@ -395,8 +400,8 @@ Options read_options(int argc, char **argv) {
         options.rounds == 0 || (options.is_ladder && events > uint64_t{1} << kRingLog2)) {
         std::fprintf(stderr,
                      "usage: callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS "
-                     "THREADS ITERATIONS NODE_NS BETWEEN_MIB; in a ladder at most %u blocks a "
-                     "round\n",
+                     "THREADS ITERATIONS NODE_NS BETWEEN_MIB MEMSETS; in a ladder at most %u "
+                     "blocks a round\n",
                      1u << kRingLog2);
         std::exit(2);
     }
