@@ -80,8 +80,8 @@ for step in "$@"; do
         ;;
     chain) note chain "$python" scripts/measure_callback_chain.py --scratch "$scratch" --out "$out/chain.json" ;;
     cold)
-        note cold "$python" scripts/measure_callback_chain.py --shapes 1x512+128,16x512+128 --nodes 200 \
-            --replays 5 --scratch "$scratch" --out "$out/cold.json"
+        note cold "$python" scripts/measure_callback_chain.py --shapes 1x512+128 --nodes 200 \
+            --replays 5 --memset-nodes --scratch "$scratch" --out "$out/cold.json"
         ;;
     onset) note onset "$python" scripts/find_drop_onset.py --scratch "$scratch" --out "$out/onset.json" ;;
     gap1) between 1 ;;

@@ -23,7 +23,8 @@ def variant(name: str, node_ns: float, rounds: int, written: int | None = None) 
 
 def main() -> None:
     mode, *numbers = sys.argv[1:]
-    nodes, replays, rounds, blocks, threads, iterations, node_ns, between_mib = map(int, numbers)
+    nodes, replays, rounds, blocks, threads, iterations, *rest = map(int, numbers)
+    node_ns, between_mib, _memsets = rest
     if between_mib and os.environ.get("KVTRACE_TEST_COLD_FAILS"):
         sys.exit(3)
     if iterations == 0:
