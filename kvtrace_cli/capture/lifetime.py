@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvtrace_cli.analysis.lifetime_model import HEAP_MARK_BYTE, Heap
 from kvtrace_cli.capture.injection import CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE
 from kvtrace_cli.errors import ConfigError
 
@@ -57,7 +56,7 @@ def run_cells(
     sanitizer_library: Path,
     timeout_s: float,
     jobs: int,
-    heap: Heap = Heap.USED,
+    new_memory: int | None = None,
 ) -> dict[tuple[str, ...], Outcome]:
     """Run cells side by side.
 
@@ -67,13 +66,14 @@ def run_cells(
         sanitizer_library: that the program subscribes to.
         timeout_s: after which a cell is said to hang, and is killed.
         jobs: cells that run at once.
-        heap: what new memory of their host processes holds.
+        new_memory: the byte that new memory of their host processes is filled with; null: as the
+            system gives it.
 
     Raises:
         ConfigError: the program does not know our cells, or cannot be started.
     """
     found = {}
-    environment = dict(_environment(heap))
+    environment = dict(_environment(new_memory))
     with ThreadPoolExecutor(jobs) as pool:
         running = {
             pool.submit(
@@ -115,12 +115,12 @@ def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -
     return Outcome(_last_document(done.stdout), said=said)
 
 
-def _environment(heap: Heap) -> Iterator[tuple[str, str]]:
+def _environment(new_memory: int | None) -> Iterator[tuple[str, str]]:
     """Yield our environment without what would load another tool into the cell."""
     others = (CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE, _PERTURB_VARIABLE)
     yield from ((name, text) for name, text in os.environ.items() if name not in others)
-    if heap is Heap.USED:
-        yield _PERTURB_VARIABLE, str(HEAP_MARK_BYTE ^ 0xFF)
+    if new_memory is not None:
+        yield _PERTURB_VARIABLE, str(new_memory ^ 0xFF)
 
 
 def _last_document(text: str) -> Mapping[str, Any] | None:

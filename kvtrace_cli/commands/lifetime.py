@@ -10,7 +10,14 @@ import typer
 
 from kvtrace_cli import console
 from kvtrace_cli.analysis.lifetime import judge_cell
-from kvtrace_cli.analysis.lifetime_model import Cell, CellResult, Heap, Status, all_cells
+from kvtrace_cli.analysis.lifetime_model import (
+    HEAP_MARK_BYTE,
+    Cell,
+    CellResult,
+    Heap,
+    Status,
+    all_cells,
+)
 from kvtrace_cli.capture.gpus import list_gpus
 from kvtrace_cli.capture.libraries import find_emulator_library, find_sanitizer_library
 from kvtrace_cli.capture.lifetime import Outcome, find_program, run_cells
@@ -90,7 +97,7 @@ def _run_all(
             sanitizer_library=library,
             timeout_s=timeout_s,
             jobs=jobs,
-            heap=heap,
+            new_memory=HEAP_MARK_BYTE if heap is Heap.USED else None,
         )
     return [_judged(cell, outcomes[arguments]) for arguments, cell in cells.items()]
 

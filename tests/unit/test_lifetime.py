@@ -9,12 +9,12 @@ from rich.console import Console
 from kvtrace_cli.analysis.lifetime import judge_cell
 from kvtrace_cli.analysis.lifetime_model import (
     HEAP_MARK,
+    HEAP_MARK_BYTE,
     Binding,
     Callback,
     Cell,
     CellResult,
     GraphKind,
-    Heap,
     Neighbours,
     Received,
     Status,
@@ -43,7 +43,7 @@ def fake_program(tmp_path, body):
     return program
 
 
-def run_one(tmp_path, body, timeout_s=5.0, heap=Heap.USED):
+def run_one(tmp_path, body, timeout_s=5.0, new_memory=None):
     arguments = ("counter", "never", "same-module", "kernels")
     outcomes = run_cells(
         [arguments],
@@ -51,7 +51,7 @@ def run_one(tmp_path, body, timeout_s=5.0, heap=Heap.USED):
         sanitizer_library=tmp_path / "library",
         timeout_s=timeout_s,
         jobs=1,
-        heap=heap,
+        new_memory=new_memory,
     )
     return outcomes[arguments]
 
@@ -125,12 +125,11 @@ print(json.dumps({"word": word}))'"""
 
 
 def test_new_memory_of_a_used_heap_holds_the_mark(tmp_path, monkeypatch):
-    assert run_one(tmp_path, NEW_MEMORY).found == {"word": HEAP_MARK}
+    found = run_one(tmp_path, NEW_MEMORY, new_memory=HEAP_MARK_BYTE).found
+    assert found == {"word": HEAP_MARK}
     monkeypatch.setenv("MALLOC_PERTURB_", "7")
-    assert run_one(tmp_path, NEW_MEMORY, heap=Heap.FRESH).found["word"] not in (
-        HEAP_MARK,
-        0xF8F8F8F8F8F8F8F8,
-    )
+    found = run_one(tmp_path, NEW_MEMORY).found
+    assert found["word"] not in (HEAP_MARK, 0xF8F8F8F8F8F8F8F8)
 
 
 def test_a_pointer_from_new_memory_is_told_as_such():
