@@ -1,21 +1,19 @@
 """Copy the raw files of a process, under another number if its own is taken."""
 
-import gzip
 import json
 import re
-import zlib
 from collections import defaultdict
 from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, Final, cast
+from typing import Final
 
 from kvtrace_cli.dumps import abi
-from kvtrace_cli.errors import DumpFormatError, RunDirError
+from kvtrace_cli.dumps.packed import PACKED, opened
+from kvtrace_cli.errors import DumpFormatError
 
 _NAME: Final = re.compile(r"(?P<pid>[1-9]\d{0,8})[-.].+")
 _DUMPS: Final = (".kvt", ".kva")
 _JOURNAL: Final = ".journal.jsonl"
-_PACKED: Final = ".gz"
 
 
 def raw_files(raw_dir: Path) -> dict[int, list[Path]]:
@@ -32,11 +30,11 @@ def copy_process(files: list[Path], target_dir: Path, old: int, new: int) -> Non
     """Copy the files of process `old`, unpacked; those that hold its number get the `new` one.
 
     Raises:
-        DumpFormatError: a dump is not of the process that its name says.
-        RunDirError: a packed file is damaged.
+        DumpFormatError: a dump is not of the process that its name says, or a packed file is
+            damaged.
     """
     for path in files:
-        name = path.name.removesuffix(_PACKED).removeprefix(str(old))
+        name = path.name.removesuffix(PACKED).removeprefix(str(old))
         target = target_dir / f"{new}{name}"
         if name == _JOURNAL:
             _copy_journal(path, target, old, new)
@@ -47,13 +45,8 @@ def copy_process(files: list[Path], target_dir: Path, old: int, new: int) -> Non
 
 
 def _copy(source: Path, target: Path) -> None:
-    try:
-        with _opened(source) as packed, target.open("xb") as file:
-            copyfileobj(packed, file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RunDirError(
-            f"{source}: not a whole gzip file ({error}); compress it again or copy it again"
-        ) from error
+    with opened(source) as file, target.open("xb") as copy:
+        copyfileobj(file, copy)
 
 
 def _renumber_dump(source: Path, target: Path, old: int, new: int) -> None:
@@ -69,10 +62,6 @@ def _renumber_dump(source: Path, target: Path, old: int, new: int) -> None:
             )
         file.seek(place.offset)
         file.write(new.to_bytes(place.size, "little"))
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path)) if path.suffix == _PACKED else path.open("rb")
 
 
 def _copy_journal(source: Path, target: Path, old: int, new: int) -> None:

@@ -15,8 +15,8 @@ def read_run_activities(run_dir: RunDir) -> tuple[ActivityDump, ...]:
 
     Raises:
         RunDirError: a file of names cannot be read.
-        DumpFormatError: a file of records is damaged, of another ABI version or process, or has
-            records that cannot be.
+        DumpFormatError: a packed file is damaged; or a file of records is, is of another ABI
+            version or process, or has records that cannot be.
     """
     return tuple(_read(run_dir, process_id) for process_id in run_dir.activity_files())
 

@@ -1,13 +1,12 @@
 """Text files of a run directory: JSON documents and files of one JSON object a line."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from kvtrace_cli.dumps.packed import opened
 from kvtrace_cli.errors import RunDirError
 
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -21,6 +20,7 @@ def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Raises:
         RunDirError: the file cannot be read, or another line is no JSON object.
+        DumpFormatError: the file is packed and damaged.
     """
     *whole, last = text_of(path).split("\n")
     lines = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
@@ -40,16 +40,12 @@ def text_of(path: Path) -> str:
     """Return a file's text, unpacked if its name ends in .gz.
 
     Raises:
-        RunDirError: it cannot be read, or is no whole gzip file.
+        RunDirError: it cannot be read.
+        DumpFormatError: it is packed and damaged.
     """
     try:
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RunDirError(
-            f"{path}: not a whole gzip file ({error}); compress it again or copy it again"
-        ) from error
+        with opened(path) as file:
+            return file.read().decode("utf-8", errors="replace")
     except OSError as error:
         raise RunDirError(
             f"{path}: cannot be read ({error.strerror}); a run directory has this file, "

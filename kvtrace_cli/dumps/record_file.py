@@ -9,14 +9,14 @@ import os
 import shutil
 import tempfile
 import weakref
-import zlib
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final
 
 import numpy as np
 
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.event_source import U8, Records
+from kvtrace_cli.dumps.packed import PACKED, opened
 from kvtrace_cli.dumps.schema import record_dtype
 from kvtrace_cli.errors import DumpFormatError
 
@@ -33,7 +33,7 @@ class RecordFile:
         """Open the file.
 
         Raises:
-            DumpFormatError: it cannot be read, or is no whole gzip file.
+            DumpFormatError: it cannot be read, or is packed and damaged.
         """
         self.path = path
         self._descriptor = _opened(path)
@@ -94,32 +94,26 @@ class RecordFile:
 
 def _opened(path: Path) -> int:
     try:
-        if path.suffix == ".gz":
-            return _unpacked(path)
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DumpFormatError(
-            f"{path}: not a whole gzip file ({error}); compress it again or copy it again"
-        ) from error
+        with opened(path) as file:
+            return _unpacked(path, file) if path.suffix == PACKED else os.dup(file.fileno())
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-def _unpacked(path: Path) -> int:
+def _unpacked(path: Path, packed: IO[bytes]) -> int:
     """Unpack into a file without a name, which is gone when it is closed."""
-    with gzip.open(path) as packed:
-        try:
-            with tempfile.TemporaryFile() as unpacked:
-                shutil.copyfileobj(cast("IO[bytes]", packed), unpacked, _UNPACKED_AT_ONCE)
-                unpacked.flush()
-                return os.dup(unpacked.fileno())
-        except gzip.BadGzipFile:
-            raise
-        except OSError as error:
-            raise DumpFormatError(
-                f"{path}: cannot be unpacked into {tempfile.gettempdir()} ({error.strerror}); make "
-                "room there, or set TMPDIR to another directory"
-            ) from error
+    try:
+        with tempfile.TemporaryFile() as unpacked:
+            shutil.copyfileobj(packed, unpacked, _UNPACKED_AT_ONCE)
+            unpacked.flush()
+            return os.dup(unpacked.fileno())
+    except gzip.BadGzipFile:
+        raise  # an OSError too, which `opened` tells
+    except OSError as error:
+        raise DumpFormatError(
+            f"{path}: cannot be unpacked into {tempfile.gettempdir()} ({error.strerror}); make "
+            "room there, or set TMPDIR to another directory"
+        ) from error
 
 
 def _unreadable(path: Path, error: OSError) -> DumpFormatError:

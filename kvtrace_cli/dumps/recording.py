@@ -25,7 +25,8 @@ def read_recording(run_dir: RunDir) -> Recording:
     Raises:
         RunDirError: the manifest, a journal, the requests, steps or a layout cannot be read, or a
             process has an event file without a launch file.
-        DumpFormatError: a dump is damaged, of another ABI version, or has another file's name.
+        DumpFormatError: a dump or a packed file is damaged, or a dump is of another ABI version or
+            has another file's name.
     """
     manifest = read_manifest(run_dir)
     events = tuple(_named_as_it_says(run_dir, read_events(path)) for path in run_dir.event_files())

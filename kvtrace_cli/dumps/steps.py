@@ -37,6 +37,7 @@ def read_steps(run_dir: RunDir) -> tuple[ProcessSteps, ...]:
     Raises:
         RunDirError: a line or field cannot be what docs/format.md says, or the step stamps do not
             rise by one from 1.
+        DumpFormatError: a packed file is damaged.
 
     Units: `host_monotonic_ns` in ns of CLOCK_MONOTONIC; addresses in bytes; shapes in elements.
     """

@@ -166,7 +166,7 @@ def test_a_packed_file_that_is_damaged_is_refused(head, worker, tmp_path, capsys
     path = worker / f"raw/{PID}.launches.kvt"
     path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes())[:-20])
     path.unlink()
-    assert "not a whole gzip file" in refusal(capsys, tmp_path, head, worker)
+    assert "a gzip file that was cut short" in refusal(capsys, tmp_path, head, worker)
 
 
 def test_a_torn_journal_stays_torn(head, worker, tmp_path):

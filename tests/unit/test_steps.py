@@ -9,7 +9,7 @@ from builders import layout, started, step
 
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import open_run_dir
-from kvtrace_cli.errors import RunDirError
+from kvtrace_cli.errors import DumpFormatError, RunDirError
 
 ADMITTED = [["a", 0, [[1, 2]]]]
 
@@ -276,5 +276,5 @@ def test_a_broken_gzip_file_is_named(run):
     path = run / "raw/4711.layout.json"
     path.with_name("4711.layout.json.gz").write_bytes(gzip.compress(path.read_bytes())[:-9])
     path.unlink()
-    with pytest.raises(RunDirError, match="not a whole gzip file"):
+    with pytest.raises(DumpFormatError, match=r"layout\.json\.gz: a gzip file that was cut short"):
         steps_of(run)
