@@ -1,7 +1,6 @@
 """The order of recording a command of the user's: check, directory, command, what it left."""
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.capture.run_dir import create_run_dir
 from kvtrace_cli.capture.server import describe
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
-from kvtrace_cli.capture.tracing import assignments, demand_machine, traced_environment
+from kvtrace_cli.capture.tracing import as_typed, demand_machine, traced_environment
 from kvtrace_cli.config import ExecConfig
 from kvtrace_cli.dumps.run_dir import RunDir, dump_origin
 from kvtrace_cli.errors import InconclusiveError, RunFailedError
@@ -90,34 +89,30 @@ class _ExecSession:
     def run(self, base: Mapping[str, str]) -> ExecResult:
         """Run the command, and look after what it leaves."""
         try:
-            environment = traced_environment(
-                base,
-                self._config.recording,
-                self._preflight,
-                self._run_dir,
-                emulated=self._engine.is_emulated,
-                uses_ray=self._parallel.uses_ray,
-            )
-            ours = self._ledger.begin(environment, base)
-            self._progress.detail(shlex.join([*assignments(ours), *self._config.command]))
-            status = self._execute(environment)
-        except BaseException as error:
-            with deferred_termination():
-                self._ledger.give_up(error)
-            left = self._ledger.what_is_left()
-            if isinstance(error, (RunFailedError, InconclusiveError)):
-                raise type(error)(f"{error}\n{left}") from error
-            if isinstance(error, KeyboardInterrupt):
-                self._progress.note(f"interrupted; {left}")
+            with self._ledger.end_noted():
+                environment = self._environment(base)
+                ours = self._ledger.begin(environment, base)
+                self._progress.detail(as_typed(ours, self._config.command))
+                status = self._execute(environment)
+        except KeyboardInterrupt:
+            self._progress.note(f"interrupted; {self._ledger.what_is_left()}")
             raise
-        with deferred_termination():
-            self._ledger.complete()
         return ExecResult(
             self._run_dir,
             self._ledger.manifest,
             self._ledger.counters(),
             self._ledger.ranks(),
             exit_status=status,
+        )
+
+    def _environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        return traced_environment(
+            base,
+            self._config.recording,
+            self._preflight,
+            self._run_dir,
+            emulated=self._engine.is_emulated,
+            uses_ray=self._parallel.uses_ray,
         )
 
     def _execute(self, environment: Mapping[str, str]) -> int:

@@ -1,6 +1,7 @@
 """Keep the manifest of a run true while it runs, and when it fails."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,9 +10,11 @@ from kvtrace_cli.capture.manifest import Manifest, Outcome, RunStatus
 from kvtrace_cli.capture.progress import describe_counters, describe_ranks
 from kvtrace_cli.capture.ranks import RanksSeen, explain_absent, look_at_ranks
 from kvtrace_cli.capture.run_dir import mark_complete, write_manifest
+from kvtrace_cli.capture.server_log import EngineAttention
+from kvtrace_cli.capture.signals import deferred_termination
 from kvtrace_cli.capture.unbound import journalled_unbound_functions
 from kvtrace_cli.dumps.run_dir import RunDir
-from kvtrace_cli.errors import RunFailedError
+from kvtrace_cli.errors import InconclusiveError, RunFailedError
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Ledger:
         """Change fields of the outcome; the file has them when it is saved next."""
         self.manifest = replace(self.manifest, outcome=replace(self.outcome, **outcome))
 
+    def note_attention(self, attention: EngineAttention | None) -> None:
+        """Take what the engine's log says; the file has it when it is saved next."""
+        self.manifest = replace(self.manifest, attention=attention)
+
     def save(self, **outcome: Any) -> None:
         """Change fields of the outcome, add the counts of the recording, and write the manifest."""
         self.note(**outcome)
@@ -59,16 +66,24 @@ class Ledger:
             self.manifest = replace(self.manifest, outcome=counted, ranks=ranks)
         write_manifest(self.run_dir, self.manifest)
 
-    def complete(self) -> None:
-        """Say that the run ended in order."""
-        self.save(status=RunStatus.COMPLETE)
-        mark_complete(self.run_dir)
+    @contextmanager
+    def end_noted(self) -> Iterator[None]:
+        """Do the run in the block, and note how it ended: in order, else why not.
 
-    def give_up(self, error: BaseException) -> None:
-        """Say that it did not, and why; the directory stays incomplete."""
-        interrupted = isinstance(error, KeyboardInterrupt)
-        status = RunStatus.INTERRUPTED if interrupted else RunStatus.FAILED
-        self.save(status=status, error=str(error) or type(error).__name__)
+        Raises:
+            RunFailedError: of the block, with what was recorded until then.
+            InconclusiveError: likewise.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with deferred_termination():
+                self._give_up(error)
+            if isinstance(error, (RunFailedError, InconclusiveError)):
+                raise type(error)(f"{error}\n{self.what_is_left()}") from error
+            raise
+        with deferred_termination():
+            self._complete()
 
     def counters(self) -> LiveCounters:
         """Return what is recorded up to now."""
@@ -109,6 +124,17 @@ class Ledger:
             f"{self._unbound()}recorded until then: {describe_counters(counters)}; "
             f"`kvtrace reconcile {path} --allow-incomplete` reads it"
         )
+
+    def _complete(self) -> None:
+        """Say that the run ended in order."""
+        self.save(status=RunStatus.COMPLETE)
+        mark_complete(self.run_dir)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Say that it did not, and why; the directory stays incomplete."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        status = RunStatus.INTERRUPTED if interrupted else RunStatus.FAILED
+        self.save(status=status, error=str(error) or type(error).__name__)
 
     def _unbound(self) -> str:
         """Name the functions that were left without callback data, which is what faults."""

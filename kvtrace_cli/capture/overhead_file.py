@@ -129,6 +129,7 @@ def load(directory: Path) -> Measurement:
 
     Raises:
         RunDirError: it is not there, damaged, or of another kind or schema version.
+        DumpFormatError: it is packed, and damaged as such.
     """
     path = directory / _PACKED
     if not path.exists():

@@ -1,7 +1,6 @@
 """The order of one run: check, directory, engine, requests, drain, stop, collect."""
 
 import os
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -20,7 +19,7 @@ from kvtrace_cli.capture.run_dir import append_request, create_run_dir
 from kvtrace_cli.capture.sending import Sending
 from kvtrace_cli.capture.server import Server, describe, free_port
 from kvtrace_cli.capture.signals import deferred_termination, orderly_termination
-from kvtrace_cli.capture.tracing import assignments, demand_machine, traced_environment
+from kvtrace_cli.capture.tracing import as_typed, demand_machine, traced_environment
 from kvtrace_cli.config import RequestSpec, Role, RunConfig, Weights
 from kvtrace_cli.dumps.run_dir import RunDir
 from kvtrace_cli.errors import RunFailedError
@@ -104,19 +103,11 @@ class _Session:
 
     def run(self, base: Mapping[str, str]) -> RunResult:
         """Run the engine and the requests, whatever happens leaving no process behind."""
-        try:
+        with self._ledger.end_noted():
             environment = self._environment(base)
             ours = self._ledger.begin(environment, base)
-            self._progress.detail(shlex.join([*assignments(ours), *self._command]))
+            self._progress.detail(as_typed(ours, self._command))
             self._serve(environment)
-        except BaseException as error:
-            with deferred_termination():
-                self._ledger.give_up(error)
-            if isinstance(error, RunFailedError):
-                raise RunFailedError(f"{error}\n{self._ledger.what_is_left()}") from error
-            raise
-        with deferred_termination():
-            self._ledger.complete()
         records = sorted(self._records, key=lambda record: record.request_index)
         counters = self._ledger.counters()
         return RunResult(
@@ -245,6 +236,8 @@ class _Session:
         self._progress.phase("stopping the engine")
         ready = self._ledger.outcome.ready_s is not None
         stopped = server.stop(self._config.limits, ready=ready)
+        server.log.follow()
+        self._ledger.note_attention(server.log.attention)
         self._ledger.note(
             engine_exit_status=stopped.exit_status, engine_last_signal=stopped.last_signal
         )

@@ -1,6 +1,7 @@
 """What a traced program needs, whoever starts it: a machine that can, and an environment."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
 from kvtrace_cli.capture.engine import let_engine_end
 from kvtrace_cli.capture.injection import (
@@ -82,6 +83,7 @@ def traced_environment(
     return environment
 
 
-def assignments(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables as a shell takes them before a command."""
-    return [f"{name}={text}" for name, text in sorted(environment.items())]
+def as_typed(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return what a shell takes for a command with these variables."""
+    variables = (f"{name}={text}" for name, text in sorted(environment.items()))
+    return shlex.join([*variables, *command])

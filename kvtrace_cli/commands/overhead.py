@@ -23,9 +23,11 @@ from kvtrace_cli.commands.run_options import (
     PythonOption,
     SanitizerOption,
     VerboseOption,
+    WeightsOption,
     interpreter,
+    numbers,
 )
-from kvtrace_cli.config import EngineConfig, RecordingConfig, TimeLimits, Weights
+from kvtrace_cli.config import EngineConfig, RecordingConfig, TimeLimits
 from kvtrace_cli.errors import ConfigError, ExitCode, InconclusiveError
 from kvtrace_cli.reports.documents import document_text
 from kvtrace_cli.reports.overhead_documents import overhead_document
@@ -84,10 +86,7 @@ def overhead(
     engine: Annotated[
         str, typer.Option("--engine", help="vllm, or emulator (no GPU; its times mean nothing).")
     ] = EngineConfig.engine,
-    weights: Annotated[
-        Weights,
-        typer.Option("--weights", help="dummy: random weights, only the config is needed."),
-    ] = OverheadPlan.weights,
+    weights: WeightsOption = OverheadPlan.weights,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Directory. Default: kvtrace-overhead-<date>-<time>."),
@@ -130,7 +129,7 @@ def overhead(
             arms=tuple(part.strip() for part in arms.split(",")),
             starts=starts,
             rounds=rounds,
-            batches=_sizes(batch),
+            batches=numbers("--batch", batch, such_as="1,8,64"),
             tokens=tokens,
             prefill=prefill,
             seed=seed,
@@ -182,10 +181,3 @@ def _measure(plan: OverheadPlan, recording: RecordingConfig, *, verbose: bool) -
         measured = measure_overhead(plan, recording, progress)
         progress.note(f"every gap is in {measured.path}")
     return measured.measurement
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--batch: found {text!r}, expected numbers such as 1,8,64") from error

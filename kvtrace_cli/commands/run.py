@@ -37,7 +37,9 @@ from kvtrace_cli.commands.run_options import (
     RunIdOption,
     SanitizerOption,
     VerboseOption,
+    WeightsOption,
     interpreter,
+    numbers,
 )
 from kvtrace_cli.config import (
     EngineConfig,
@@ -45,7 +47,6 @@ from kvtrace_cli.config import (
     RequestPlan,
     RunConfig,
     TimeLimits,
-    Weights,
     default_max_num_seqs,
 )
 from kvtrace_cli.errors import ConfigError, ExitCode
@@ -71,10 +72,7 @@ def run(
     engine: Annotated[
         str, typer.Option("--engine", help="Program to trace: vllm, or emulator (no GPU).")
     ] = EngineConfig.engine,
-    weights: Annotated[
-        Weights,
-        typer.Option("--weights", help="dummy: random weights, only the config is needed."),
-    ] = RunConfig.weights,
+    weights: WeightsOption = RunConfig.weights,
     out: OutOption = None,
     force: ForceOption = False,
     run_id: RunIdOption = None,
@@ -185,7 +183,7 @@ def run(
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_caching=prefix_caching,
             flash_attention=flash_attention,
-            capture_sizes=_numbers("--capture-sizes", capture_sizes),
+            capture_sizes=numbers("--capture-sizes", capture_sizes, such_as="1,2,4,8"),
             arguments=tuple(arguments or ()),
         ),
         recording=RecordingConfig(
@@ -264,10 +262,3 @@ def _print_untraced(result: RunResult, *, as_json: bool) -> None:
         ],
     }
     console.out.print(json.dumps(document, indent=2), markup=False, soft_wrap=True)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{option}: found {text!r}, expected numbers such as 1,2,4,8") from error

@@ -5,8 +5,22 @@ from typing import Annotated
 
 import typer
 
-from kvtrace_cli.config import Bind, EngineConfig, Observer, Patch, PatchAt, Record, RecordingConfig
+from kvtrace_cli.config import (
+    Bind,
+    EngineConfig,
+    Observer,
+    Patch,
+    PatchAt,
+    Record,
+    RecordingConfig,
+    Weights,
+)
+from kvtrace_cli.errors import ConfigError
 
+WeightsOption = Annotated[
+    Weights,
+    typer.Option("--weights", help="dummy: random weights, only the config is needed."),
+]
 PythonOption = Annotated[
     Path | None,
     typer.Option("--python", help="Python interpreter that has vLLM. Default: this one."),
@@ -109,3 +123,17 @@ DEFAULT_KERNELS = list(RecordingConfig.kernels)
 def interpreter(given: Path | None) -> Path:
     """Return the interpreter to start the engine with; a virtual environment's link stays one."""
     return EngineConfig.python if given is None else given.expanduser().absolute()
+
+
+def numbers(option: str, text: str, *, such_as: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 1,2,4,8.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"{option}: found {text!r}, expected numbers such as {such_as}"
+        ) from error

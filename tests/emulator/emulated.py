@@ -157,9 +157,7 @@ def run_case(
     done = subprocess.run(
         [built.cases, case],
         env={
-            name: text
-            for name, text in (ours | (environment or {})).items()
-            if name not in without
+            name: text for name, text in (ours | (environment or {})).items() if name not in without
         },
         capture_output=True,
         text=True,

@@ -1,46 +1,25 @@
 """Classes of bugs that vLLM had, in the emulated engine: an audit finds each and nothing else."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from emulated_runs import kvtrace, needs_libraries, run_arguments
 
 from kvtrace_cli.errors import ExitCode
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "kvtrace_cli/native"
 # Prompts longer than a step, so that they are cut, and steps that need padding.
 LOAD = (
     *("--repeat", "6", "--concurrency", "3", "--prompt-tokens", "21", "--max-tokens", "6"),
     *("--max-num-batched-tokens", "16", "--capture-sizes", "2,4,8"),
 )
 
-pytestmark = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
-
-
-def kvtrace(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "kvtrace_cli", *arguments],
-        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+pytestmark = needs_libraries
 
 
 def audited(path, *options, fault="none", record="writes"):
     """Record a run with a fault and return the audit's exit code and document."""
-    ours = ("--model", "Qwen3-14B", "--weights", "dummy", "--engine", "emulator")
-    asked = ("--record", record, "--out", str(path), *LOAD, *options)
-    ran = kvtrace("run", *ours, *asked, "--", "--fault", fault)
+    asked = ("--record", record, *LOAD, *options)
+    ran = kvtrace(*run_arguments(path, *asked, engine=("--fault", fault)))
     assert ran.returncode == ExitCode.AGREES, ran.stderr
     done = kvtrace("audit", str(path), "--json")
     assert done.stderr == ""

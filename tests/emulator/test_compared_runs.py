@@ -1,21 +1,14 @@
 """Emulated runs with one change each, recorded, reconciled and compared as a user does."""
 
 import json
-from pathlib import Path
 
 import pytest
+from emulated_runs import needs_libraries, run_arguments
 
 from kvtrace_cli.app import main
 from kvtrace_cli.errors import ExitCode
 
-NATIVE = Path(__file__).parents[2] / "kvtrace_cli/native"
-RECORD = ["run", "--model", "Qwen3-14B", "--weights", "dummy", "--engine", "emulator"]
-
-pytestmark = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
+pytestmark = needs_libraries
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +19,7 @@ def record(tmp_path_factory):
     def run(name, *options):
         out = folder / name
         if not out.exists():
-            arguments = [*RECORD, "--record", "writes", "--out", str(out), *options]
+            arguments = run_arguments(out, "--record", "writes", *options)
             assert main(arguments) == ExitCode.AGREES
         return out
 

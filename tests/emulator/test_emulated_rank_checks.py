@@ -1,52 +1,31 @@
 """Emulated engines of several ranks, reconciled and audited: an odd rank is named."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from emulated_runs import kvtrace, needs_libraries, run_arguments, small_model
 
 from kvtrace_cli.app import main
 from kvtrace_cli.errors import ExitCode
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "kvtrace_cli/native"
 LAYERS = 4
 REQUESTS = ({"prompt_tokens": 4, "max_tokens": 5}, {"prompt_tokens": 3, "max_tokens": 2})
 
-pytestmark = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
+pytestmark = needs_libraries
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Record an engine of a model with few layers; return its run directory and reconciliation."""
-    model = tmp_path_factory.mktemp("model")
-    config = json.loads((ROOT / "kvtrace_cli/data/qwen3-14b/config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
-    (model / "requests.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in REQUESTS))
+    model = small_model(tmp_path_factory.mktemp("model"), layers=LAYERS, requests=REQUESTS)
+    options = (
+        *("--json", "--record", "writes", "--ring-events", "4096", "--launch-records", "1024"),
+        *("--requests", str(model / "requests.jsonl"), "--concurrency", "2"),
+    )
 
     def call(*engine):
         out = tmp_path_factory.mktemp("ranks") / "run"
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "kvtrace_cli", "run", "--engine", "emulator", "--json"),
-                *("--model", str(model), "--weights", "dummy", "--out", str(out)),
-                *("--record", "writes", "--ring-events", "4096", "--launch-records", "1024"),
-                *("--requests", str(model / "requests.jsonl"), "--concurrency", "2"),
-                *("--", *engine),
-            ],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = kvtrace(*run_arguments(out, *options, model=model, engine=engine))
         assert done.returncode == ExitCode.AGREES, done.stderr
         return out, json.loads(done.stdout)
 

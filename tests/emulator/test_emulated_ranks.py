@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from emulated_runs import environment, kvtrace, needs_libraries, run_arguments, small_model
 
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import RunDir, open_run_dir
@@ -17,8 +18,6 @@ from kvtrace_cli.emulator.assembly import assemble
 from kvtrace_cli.emulator.model_shape import read_shape
 from kvtrace_cli.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "kvtrace_cli/native"
 LAYERS = 3
 REQUESTS = (
     {"prompt_tokens": 4, "max_tokens": 6},
@@ -26,36 +25,18 @@ REQUESTS = (
     {"prompt_tokens": 4, "max_tokens": 4},
 )
 
-pytestmark = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
+pytestmark = needs_libraries
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model with few layers, so that a run is short."""
-    directory = tmp_path_factory.mktemp("model")
-    config = json.loads((ROOT / "kvtrace_cli/data/qwen3-14b/config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
-    (directory / "requests.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in REQUESTS))
-    return directory
+    return small_model(tmp_path_factory.mktemp("model"), layers=LAYERS, requests=REQUESTS)
 
 
 def run(model, out, *engine, options=()):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "kvtrace_cli", "run", "--engine", "emulator"),
-            *("--model", str(model), "--weights", "dummy", "--out", str(out), "--json"),
-            *("--ring-events", "4096", "--launch-records", "1024", *options, "--", *engine),
-        ],
-        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ours = ("--json", "--ring-events", "4096", "--launch-records", "1024")
+    return kvtrace(*run_arguments(out, *ours, *options, model=model, engine=engine))
 
 
 def manifest(out):
@@ -228,14 +209,9 @@ def test_a_command_is_held_to_the_ranks_that_its_processes_tell_of(model, tmp_pa
     """`exec` knows no sizes, but each process says what it is one of."""
     serve = tmp_path / "serve.py"
     serve.write_text(SERVE)
-    command = [
-        *(sys.executable, "-m", "kvtrace_cli", "exec", "--engine", "emulator"),
-        *("--out", str(tmp_path / "run"), "--", sys.executable, str(serve), str(model)),
-        *("-pp=2", "--fault=not-attached", "--fault-rank=1"),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    failed = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    failed = kvtrace(
+        *("exec", "--engine", "emulator", "--out", tmp_path / "run"),
+        *("--", sys.executable, serve, model, "-pp=2", "--fault=not-attached", "--fault-rank=1"),
     )
     assert failed.returncode == 3
     assert "1 of 2 ranks (pipeline 2 parallel) attached" in failed.stderr
@@ -266,7 +242,7 @@ def test_an_engine_with_a_worker_that_cannot_start_ends_at_once(model):
     command = [sys.executable, "-m", "kvtrace_cli.emulator", "serve", str(model), "--port", "1"]
     done = subprocess.run(
         [*command, "-tp", "2", "-dp", "2", "--library", str(model / "requests.jsonl")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=60,

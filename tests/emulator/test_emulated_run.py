@@ -1,15 +1,14 @@
 """`kvtrace run --engine emulator` as a program: the whole path without a GPU."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import polars as pl
 import pytest
+from emulated_runs import ROOT, as_program, environment, kvtrace, needs_libraries, run_arguments
 
 from kvtrace_cli.analysis.reconcile import reconcile
 from kvtrace_cli.analysis.steps import step_tables
@@ -17,38 +16,11 @@ from kvtrace_cli.analysis.stores import located_stores
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import open_run_dir
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "kvtrace_cli/native"
-
-pytestmark = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
+pytestmark = needs_libraries
 
 
-def command(out, *arguments, engine=()):
-    ours = ["--model", "Qwen3-14B", "--weights", "dummy", "--engine", "emulator"]
-    tail = ["--", *engine] if engine else []
-    return [
-        *(sys.executable, "-m", "kvtrace_cli", "run", *ours, "--out", str(out)),
-        *(*arguments, *tail),
-    ]
-
-
-def environment():
-    return os.environ | {"COLUMNS": "140", "PYTHONPATH": str(ROOT)}
-
-
-def run(out, *arguments, engine=()):
-    return subprocess.run(
-        command(out, *arguments, engine=engine),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def run(out, *options, engine=()):
+    return kvtrace(*run_arguments(out, *options, engine=engine), COLUMNS="140")
 
 
 def test_one_request_is_280_of_280_and_says_that_it_is_emulated(tmp_path):
@@ -61,6 +33,35 @@ def test_one_request_is_280_of_280_and_says_that_it_is_emulated(tmp_path):
     assert manifest["engine"] == "emulator"
     assert manifest["gpus"] == []
     assert manifest["outcome"]["engine_exit_status"] == 0
+
+
+def test_which_attention_ran_is_a_difference_that_is_listed(tmp_path):
+    """From the engine's log into the manifest, the summary and the comparison."""
+    for name, arguments in (("a", ()), ("b", ("--flash-attention", "2"))):
+        done = run(tmp_path / name, *arguments)
+        assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "b/manifest.json").read_text())
+    assert manifest["attention"] == {
+        "backends": ["FLASH_ATTN"],
+        "flash_attention_versions": [2],
+    }
+    summary = json.loads((tmp_path / "b/summary.json").read_text())
+    assert summary["settings"]["listed"]["attention"] == "FLASH_ATTN, FlashAttention 2"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "kvtrace_cli", "diff", "--json"),
+            *(str(tmp_path / "a"), str(tmp_path / "b")),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    listed = {one["rule"]: one for one in json.loads(done.stdout)["differences"]}
+    found = listed["setting-attention"]
+    assert (found["before"], found["after"]) == ("FLASH_ATTN", "FLASH_ATTN, FlashAttention 2")
+    assert found["decides"] is False
 
 
 def test_the_recording_is_what_really_ran(tmp_path):
@@ -187,7 +188,7 @@ def test_an_interrupt_ends_the_engine_and_the_run(phase, tmp_path):
     errors = tmp_path / "errors"
     with errors.open("w") as file:
         process = subprocess.Popen(
-            command(tmp_path / "run", engine=["--fault", fault]),
+            as_program(*run_arguments(tmp_path / "run", engine=["--fault", fault])),
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=file,

@@ -8,6 +8,8 @@ import sys
 from emulated import ROOT, build
 from test_emulated_run import pytestmark as needs_libraries
 
+from scripts.find_drop_onset import Step, onset
+
 STAND_IN = ROOT / "tests/emulator/fake_callback_chain.py"
 
 
@@ -41,10 +43,44 @@ def test_every_block_of_every_step_is_written_or_counted_as_dropped(tmp_path):
             assert step["written"] + step["dropped"] == step["blocks"]
         bursts = [step["blocks"] for step in ring["steps"] if step["kind"] == "burst"]
         assert bursts == [int(ring["ring_events"] * share) for share in (0.5, 1, 2, 4, 8)]
+        asked = {step["asked_per_s"] for step in ring["steps"] if step["kind"] == "rate"}
+        assert {ring["held_asked_per_s"], ring["drops_from_asked_per_s"]} - {None} <= asked
         # What fits into the ring needs no drain.
         assert ring["largest_burst"] >= ring["ring_events"]
     assert "A ring of 4,096 events (EMULATED)" in done.stdout
     assert list(tmp_path.iterdir()) == [out]
+
+
+def rate(asked, ran, dropped):
+    return Step("rate", asked, ran // 2, 0.5, 1.0, ran // 2 - dropped, dropped)
+
+
+def test_rates_are_told_as_asked_for_and_as_they_ran():
+    """As an H200 ran the default ring: full, it slows the program below what held."""
+    steps = [
+        rate(16_000_000, 15_900_000, 0),
+        rate(32_000_000, 31_800_000, 0),
+        rate(64_000_000, 12_800_000, 185_600),
+        rate(128_000_000, 12_200_000, 183_000),
+        Step("burst", None, 1_048_576, 0.1, 0.4, 1_048_576, 0),
+        Step("burst", None, 2_097_152, 0.1, 0.8, 2_083_514, 13_638),
+    ]
+    assert onset(steps) == {
+        "held_per_s": 31_800_000,
+        "held_asked_per_s": 32_000_000,
+        "drops_from_per_s": 12_200_000,
+        "drops_from_asked_per_s": 64_000_000,
+        "largest_burst": 1_048_576,
+    }
+
+
+def test_what_no_step_shows_is_null():
+    held = onset([rate(1_000_000, 990_000, 0)])
+    assert (held["held_asked_per_s"], held["drops_from_asked_per_s"]) == (1_000_000, None)
+    dropped = onset([rate(1_000_000, 400_000, 7)])
+    assert (dropped["held_per_s"], dropped["held_asked_per_s"]) == (None, None)
+    assert (dropped["drops_from_per_s"], dropped["drops_from_asked_per_s"]) == (400_000, 1_000_000)
+    assert dropped["largest_burst"] is None
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from emulated_runs import needs_libraries, run_arguments
 from junitparser import JUnitXml
 from workflow_runner import ROOT, Runner
 
@@ -19,7 +20,6 @@ BASELINE = CI / "kvtrace-baseline.json"
 # The run that the committed baseline was saved from, and one whose steps were not recorded.
 RECORDED = ROOT / "tests/data/h200-writes"
 OTHER = ROOT / "tests/data/h200-fa3"
-EMULATOR = ROOT / "kvtrace_cli/native/libkvtrace_emulator.so"
 SCHEMAS = {WORKFLOW: "github-workflows", ACTION: "github-actions", GITLAB: "gitlab-ci"}
 
 
@@ -130,15 +130,11 @@ def test_comparing_needs_two_summary_files_and_nothing_else(runner):
 
 def emulated_baseline(path, *arguments):
     run = path.with_suffix("")
-    command = ["run", "--model", "Qwen3-14B", "--weights", "dummy", "--engine", "emulator"]
-    assert main([*command, "--out", str(run), *arguments]) == 0
+    assert main(run_arguments(run, *arguments)) == 0
     assert main(["baseline", "save", str(run), "-o", str(path)]) == 0
 
 
-needs_emulator = pytest.mark.skipif(not EMULATOR.exists(), reason="make emulator")
-
-
-@needs_emulator
+@needs_libraries
 def test_the_workflow_runs_as_written(runner, tmp_path):
     """Its GPU job too: with the emulator for vLLM, which is all that differs."""
     recorded = runner.job(WORKFLOW, "record")
@@ -152,7 +148,7 @@ def test_the_workflow_runs_as_written(runner, tmp_path):
     assert counts(runner.artifacts / "kvtrace-diff/kvtrace-diff.xml")[1:] == (0, 0)
 
 
-@needs_emulator
+@needs_libraries
 def test_the_workflow_fails_where_the_cache_is_written_otherwise(runner):
     """Other graphs were captured: rows are padded to 8."""
     assert codes(runner.job(WORKFLOW, "record"))["Shrink"] == 0
@@ -174,7 +170,7 @@ def test_a_recording_that_fails_is_told_and_never_compared(runner):
     assert not (runner.artifacts / "kvtrace-run").exists()
 
 
-@needs_emulator
+@needs_libraries
 def test_the_gitlab_jobs_run_as_written(runner):
     done = runner.gitlab_job(GITLAB, "record")
     assert done.code == 0, done.stderr

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from emulated_runs import needs_libraries
 from machine import make_machine, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-NATIVE = REPOSITORY / "kvtrace_cli/native"
 COMMAND = [sys.executable, "-m", "kvtrace_cli", "exec"]
 # Leaves what an injector would, closed at an orderly end: a plain launch and one replay.
 RECORDING = """
@@ -406,11 +406,7 @@ print(driver.blocks_run(function), flush=True)
 """
 
 
-@pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
+@needs_libraries
 def test_any_process_that_loads_the_emulator_is_recorded(here, tmp_path):
     out = tmp_path / "emulated"
     done = subprocess.run(

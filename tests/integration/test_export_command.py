@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 from builders import Trace, replays, write_run
 from decoded_trace import assert_true_to, export_source, read_trace
+from emulated_runs import kvtrace, needs_libraries, run_arguments
 from polars.testing import assert_frame_equal
 
 from kvtrace_cli.analysis import joined
@@ -24,7 +25,6 @@ from kvtrace_cli.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
-NATIVE = ROOT / "kvtrace_cli/native"
 FORMATS = ("--parquet", "--arrow", "--perfetto")
 
 
@@ -388,20 +388,14 @@ def test_without_its_package_perfetto_says_what_to_install(tmp_path):
     assert "pip install 'kvtrace[perfetto]'" in without[0].stderr
 
 
-@pytest.mark.skipif(
-    not all((NATIVE / f"libkvtrace_{name}.so").exists() for name in ("emulator", "injector")),
-    reason="not built; `make injector emulator` does it",
-)
+@needs_libraries
 def test_an_emulated_run_is_marked_in_every_format(tmp_path, export):
     requests = tmp_path / "requests.jsonl"
     builders.write_lines(requests, [{"prompt_tokens": 20, "max_tokens": 4}] * 3)
     run_dir = tmp_path / "run"
-    command = [
-        *(sys.executable, "-m", "kvtrace_cli", "run", "--model", "Qwen3-14B"),
-        *("--weights", "dummy", "--engine", "emulator", "--record", "writes"),
-        *("--requests", str(requests), "--concurrency", "3", "--out", str(run_dir)),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    options = ("--record", "writes", "--requests", str(requests), "--concurrency", "3")
+    recorded = kvtrace(*run_arguments(run_dir, *options))
+    assert recorded.returncode == ExitCode.AGREES, recorded.stderr
     out, _, said = export(run_dir, "--perfetto", out=tmp_path / "t.pftrace")
     tracks = read_trace(out)
     assert_true_to(export_source(run_dir), tracks)

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulated_runs import needs_libraries
 from machine import make_machine, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-NATIVE = REPOSITORY / "kvtrace_cli/native"
 COMMAND = [sys.executable, "-m", "kvtrace_cli", "overhead"]
 SMALL = ["--model", "Qwen3-14B", "--batch", "1,2", "--tokens", "6", "--prefill", "40"]
 USED_MIB = 1000
@@ -23,12 +23,6 @@ case "$1" in
 esac
 """
 COMPUTE_SANITIZER = '#!/bin/sh\necho "memcheck begins"\nshift 4\nexec "$@"\n'
-
-needs_emulator = pytest.mark.skipif(
-    not (NATIVE / "libkvtrace_emulator.so").exists()
-    or not (NATIVE / "libkvtrace_injector.so").exists(),
-    reason="not built; `make injector emulator` does it",
-)
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def kept(machine):
     return json.loads((machine.out / "overhead.json").read_text())
 
 
-@needs_emulator
+@needs_libraries
 def test_all_arms_on_the_emulator_and_the_tables_again(tmp_path):
     out = tmp_path / "cost"
     options = ["--engine", "emulator", "--starts", "2", "--rounds", "2", "--out", str(out)]
@@ -108,7 +102,7 @@ def test_all_arms_on_the_emulator_and_the_tables_again(tmp_path):
     assert (document["setup"]["emulated"], document["bars"]) == (True, [])
 
 
-@needs_emulator
+@needs_libraries
 def test_one_after_another_and_an_arm_that_cannot_be_measured_here(tmp_path):
     out = tmp_path / "cost"
     options = ["--engine", "emulator", "--starts", "1", "--rounds", "1", "--side-by-side", "1"]

@@ -6,7 +6,7 @@ import pytest
 from kvtrace_cli.capture.libraries import Injector
 from kvtrace_cli.capture.plugin import ENGINE_SITE
 from kvtrace_cli.capture.preflight import Preflight
-from kvtrace_cli.capture.tracing import assignments, traced_environment
+from kvtrace_cli.capture.tracing import as_typed, traced_environment
 from kvtrace_cli.config import Observer, RecordingConfig
 from kvtrace_cli.dumps import abi
 from kvtrace_cli.dumps.run_dir import RunDir
@@ -92,5 +92,5 @@ def test_without_recording_ray_is_told_nothing(run_dir):
     assert traced({"A": "1"}, run_dir, found=False, uses_ray=True) == {"A": "1"}
 
 
-def test_assignments_are_sorted():
-    assert assignments({"B": "2", "A": "1"}) == ["A=1", "B=2"]
+def test_a_command_is_shown_as_a_shell_takes_it():
+    assert as_typed({"B": "2 3", "A": "1"}, ["say", "it's"]) == """A=1 'B=2 3' say 'it'"'"'s'"""
