@@ -175,18 +175,27 @@ def measure(args: argparse.Namespace, ring_events: int) -> list[Step]:
             launching.end()
 
 
-def onset(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return the highest rate without a drop, the lowest with one, and the largest burst without.
+def _ran_per_s(step: Step) -> float:
+    return step.blocks / step.seconds
 
-    Rates are what ran, not what was asked for.
+
+def onset(steps: Sequence[Step]) -> dict[str, Any]:
+    """Return where the drops of one ring begin; null where there is no such step.
+
+    Each rate twice, as it ran and as it was asked for. `held...`: the highest that ran without a
+    drop. `drops_from...`: the lowest with any. A full ring slows the program down, so what ran with
+    drops may be below what held; the limit is where the rates that were asked for say, from
+    `held_per_s` to `drops_from_asked_per_s`. `largest_burst`: the largest launch without a drop.
     """
     rates = [step for step in steps if step.kind == "rate"]
-    clean = [step.blocks / step.seconds for step in rates if not step.dropped]
-    dropping = [step.blocks / step.seconds for step in rates if step.dropped]
+    held = max((step for step in rates if not step.dropped), key=_ran_per_s, default=None)
+    dropping = [step for step in rates if step.dropped]
     bursts = [step.blocks for step in steps if step.kind == "burst" and not step.dropped]
     return {
-        "held_per_s": max(clean, default=None),
-        "drops_from_per_s": min(dropping, default=None),
+        "held_per_s": None if held is None else _ran_per_s(held),
+        "held_asked_per_s": None if held is None else held.asked_per_s,
+        "drops_from_per_s": min(map(_ran_per_s, dropping), default=None),
+        "drops_from_asked_per_s": min((step.asked_per_s or 0 for step in dropping), default=None),
         "largest_burst": max(bursts, default=None),
     }
 

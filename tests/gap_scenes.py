@@ -130,6 +130,15 @@ def seen(replays: int = 3, nodes: int = 2, plain: int = 2) -> Seen:
     return found
 
 
+def waits_before(found: Seen, number: int, wait_us: int) -> Seen:
+    """Let everything from a replay's begin on come later, as if the GPU had nothing to do."""
+    for record in found.records:
+        if record["gpu_cupti_begin_ns"] >= CUPTI_START_NS + number * 200_000:
+            record["gpu_cupti_begin_ns"] += wait_us * 1000
+            record["gpu_cupti_end_ns"] += wait_us * 1000
+    return found
+
+
 def write_pair(
     directory: Path, blocks: Sequence[Trace] | None = None, activities: Sequence[Seen] | None = None
 ) -> tuple[Path, Path]:

@@ -24,7 +24,7 @@ from kvtrace_cli.analysis.row_owners import (
 )
 from kvtrace_cli.analysis.steps import STEP_KEY, STEP_KIND, StepTables
 from kvtrace_cli.analysis.stores import located_slices
-from kvtrace_cli.analysis.wrong_cells import WrongCells
+from kvtrace_cli.analysis.wrong_cells import WRONG_CELLS_SCHEMA, WrongCells
 from kvtrace_cli.dumps.schema import (
     LAUNCH_INDEX,
     LAYER_INDEX,
@@ -63,6 +63,8 @@ def attribute(result: Reconciliation, recording: Recording, tables: StepTables) 
     all its blocks did. Layers expected: those of the layout if one target kernel runs, else as many
     launches as the step with the most has.
     """
+    if result.is_seen_by_cupti:
+        return _nothing()
     rows = owned_rows(tables)
     launches = with_row_axis(result.launches.select(LAUNCH_COLUMNS), recording.journal)
     entries = count_entries(launches, result.contexts, rows)
@@ -123,6 +125,21 @@ def _ours(recording: Recording, tables: StepTables) -> pl.DataFrame:
         schema={"request_id": pl.String, REQUEST_INDEX: pl.UInt32},
         orient="row",
     ).drop_nulls()
+
+
+def _nothing() -> Attribution:
+    """Return what is to be said where nothing that could have an owner was recorded."""
+    return Attribution(
+        has_steps=False,
+        measured=None,
+        whole_life=RowCounts(),
+        measured_stores=None,
+        stores=None,
+        requests=(),
+        notes=(),
+        tokens=pl.DataFrame(schema=_TOKEN_SCHEMA),
+        wrong_cells=pl.DataFrame(schema=WRONG_CELLS_SCHEMA),
+    )
 
 
 class _Stores:

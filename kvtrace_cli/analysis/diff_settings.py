@@ -9,6 +9,7 @@ from kvtrace_cli.analysis.diff_model import Aspect, Difference
 from kvtrace_cli.analysis.diff_words import counted, listed
 from kvtrace_cli.analysis.model import Verdict
 from kvtrace_cli.analysis.run_facts import KvView, RequestKind, Settings, Summary
+from kvtrace_cli.analysis.run_settings import ATTENTION
 from kvtrace_cli.dumps.rank_names import DATA, PIPELINE, TENSOR
 
 # What `--allow` can name: each makes a comparison meaningless unless it is wanted.
@@ -206,6 +207,8 @@ def _listed(before: Settings | None, after: Settings | None) -> Iterator[Differe
 def _setting(name: str, value: Any) -> str:
     if name in _COMMAND_LINES and isinstance(value, list) and value:
         return shlex.join(map(str, value))
+    if name == ATTENTION and value is None:
+        return "not known"
     return _shown(value)
 
 

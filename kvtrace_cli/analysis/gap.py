@@ -6,7 +6,15 @@ from statistics import median
 
 from kvtrace_cli.analysis.gap_courses import Item, grids_text, launched_courses, seen_courses
 from kvtrace_cli.analysis.gap_doubts import doubts
-from kvtrace_cli.analysis.gap_model import Gap, GapVerdict, GraphGap, Part, Span
+from kvtrace_cli.analysis.gap_model import (
+    LONG_FROM,
+    Gap,
+    GapVerdict,
+    GraphGap,
+    LongSpans,
+    Part,
+    Span,
+)
 from kvtrace_cli.analysis.gap_pairing import (
     Pair,
     first_difference,
@@ -69,6 +77,7 @@ def gap(
         reasons += _unmeasured(processes)
     if not reasons:
         graphs = tuple(one for each in processes for one in _graphs(each))
+        notes += _of_long_spans(graphs)
         reasons += [] if graphs else ["No measured replay of a target graph is in both runs."]
     return Gap(
         verdict=GapVerdict.INCONCLUSIVE if reasons else GapVerdict.PAIRED,
@@ -158,8 +167,19 @@ def _span(process: _Process, ends: list[tuple[Pair, Pair]], *, between: bool) ->
     return Span(
         sanitizer=_durations(entered) if entered else None,
         cupti=_durations(lengths),
-        parts=tuple(_parts(splits, sum(lengths))),
+        long_spans=_long_spans(lengths),
+        parts=tuple(_parts(splits, lengths)),
     )
+
+
+def _longest_usual(lengths: Sequence[int]) -> float:
+    return LONG_FROM * median(lengths)
+
+
+def _long_spans(lengths: Sequence[int]) -> LongSpans:
+    limit = _longest_usual(lengths)
+    found = [length for length in lengths if length > limit]
+    return LongSpans(len(found), limit / _NS_PER_MS, 100 * sum(found) / sum(lengths))
 
 
 def _durations(values: Sequence[int]) -> Durations:
@@ -167,12 +187,13 @@ def _durations(values: Sequence[int]) -> Durations:
     return Durations(len(values), low / _NS_PER_MS, middle / _NS_PER_MS, high / _NS_PER_MS)
 
 
-def _parts(splits: list[Split], total: int) -> Iterator[Part]:
+def _parts(splits: Sequence[Split], lengths: Sequence[int]) -> Iterator[Part]:
     """Yield the parts of all stretches, what took most first, idle last."""
-    sums: dict[PartKey, float] = {}
-    for split in splits:
-        for key, share in split.shares.items():
-            sums[key] = sums.get(key, 0.0) + share
+    limit = _longest_usual(lengths)
+    usual = [at for at, length in enumerate(lengths) if length <= limit]
+    usual_length = sum(lengths[at] for at in usual)
+    sums, usual_sums = _sums(splits), _sums([splits[at] for at in usual])
+    total = sum(lengths)
     kinds = sorted(sums, key=lambda key: (key[1].value == "idle", -sums[key], key[0]))
     for key in kinds:
         name, kind = key
@@ -181,6 +202,38 @@ def _parts(splits: list[Split], total: int) -> Iterator[Part]:
             kind=kind,
             share_ms=median(split.shares.get(key, 0.0) for split in splits) / _NS_PER_MS,
             percent=100 * sums[key] / total,
+            usual_percent=100 * usual_sums.get(key, 0.0) / usual_length,
             run_ms=median(split.ran.get(key, 0) for split in splits) / _NS_PER_MS,
             runs=float(median(split.runs.get(key, 0) for split in splits)),
         )
+
+
+def _sums(splits: Sequence[Split]) -> dict[PartKey, float]:
+    sums: dict[PartKey, float] = {}
+    for split in splits:
+        for key, share in split.shares.items():
+            sums[key] = sums.get(key, 0.0) + share
+    return sums
+
+
+def _of_long_spans(graphs: Sequence[GraphGap]) -> Iterator[str]:
+    """Yield a note for each sort of span of which a few long ones move the shares."""
+    for graph in graphs:
+        which = f" ({graph.grids}, process {graph.process})" if len(graphs) > 1 else ""
+        for name, span in (("Inside replays", graph.inside), ("Between replays", graph.between)):
+            if span is not None and span.long_spans.count:
+                yield f"{name}{which}, {_in_words(span)}"
+
+
+def _in_words(span: Span) -> str:
+    found, idle = span.long_spans, span.idle
+    said = (
+        f"{found.count} of {span.cupti.count} spans are long: more than {LONG_FROM:g} x the "
+        f"median, {found.over_ms:.3f} ms. They are {found.percent:.1f} % of the time of all"
+    )
+    if idle is None:
+        return f"{said}."
+    return (
+        f"{said}; idle is {idle.percent:.1f} % of all spans and {idle.usual_percent:.1f} % of the "
+        "others."
+    )

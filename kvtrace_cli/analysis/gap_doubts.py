@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kvtrace_cli.analysis.activity_targets import is_seen_by_cupti, wanted_kernels
 from kvtrace_cli.analysis.model import Reconciliation, Verdict
-from kvtrace_cli.analysis.run_settings import run_settings
+from kvtrace_cli.analysis.run_settings import ATTENTION, run_settings
 from kvtrace_cli.dumps.schema import Recording
 
 # What the observer itself changes, or what says nothing of the engine's work.
@@ -53,7 +53,8 @@ def _unwhole(activities: Recording) -> Iterator[str]:
 def _settings(blocks: Recording, activities: Recording) -> Iterator[str]:
     first, second = _told(blocks), _told(activities)
     for name, value in first.items():
-        if second.get(name) != value:
+        is_unknown = name == ATTENTION and None in (value, second.get(name))
+        if second.get(name) != value and not is_unknown:
             yield f"The runs differ in {name}: {value!r} and {second.get(name)!r}."
 
 

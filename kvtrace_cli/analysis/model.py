@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from kvtrace_cli.analysis.activity_targets import TargetRuns
 from kvtrace_cli.analysis.joined import JoinedEvents, all_entries
 from kvtrace_cli.analysis.kernel_names import kernel_title
 from kvtrace_cli.analysis.rank_model import RankAccount, RankBooks
@@ -213,6 +214,8 @@ class RequestWrites:
 class Attribution:
     """Whose the rows were that entered and wrote; everything is empty without recorded steps.
 
+    So it is of a run that CUPTI observed, whatever steps it has: no row of it was seen.
+
     `tokens` has one row per process, request and position: `process_id`, `request_id`, `position`,
     `layers` (expected), `layers_entered`, `k_layers`, `v_layers` (null: not recorded).
     `wrong_cells` is what `WrongCells` collects.
@@ -254,6 +257,7 @@ class Reconciliation:
     (`launch_index`, null if none) and whether it was `matched`; `launches` has one row per launch
     record with its counts. Both have the derived `layer_index` and `decode_step`. `stores` is None
     if stores to memory were not recorded. `doubts` are those `reasons` that are no mismatch.
+    `target_runs` is None unless CUPTI observed the run, which then has no launches and no blocks.
     """
 
     verdict: Verdict
@@ -275,8 +279,14 @@ class Reconciliation:
     stores: StoreCounts | None
     unjudged_processes: tuple[int, ...]
     ranks: RankBooks
+    target_runs: TargetRuns | None
     contexts: tuple[JoinedEvents, ...] = field(compare=False, repr=False)
     launches: pl.DataFrame = field(compare=False, repr=False)
+
+    @property
+    def is_seen_by_cupti(self) -> bool:
+        """True for a run that CUPTI observed: by design it has no launch records and no blocks."""
+        return self.target_runs is not None
 
     @property
     def records_blocks(self) -> bool:

@@ -74,7 +74,8 @@ def pass_times(result: Reconciliation, recording: Recording) -> Times:
         the first node to the last of the last; `gap to the next`, from there to the first block
         entry of the next pass, where that is of the same sort and nothing was launched between;
         `layer to layer`, the median in a pass from a layer's first block entry to the next
-        layer's. And of the requests that were streamed `token to token`.
+        layer's. And of the requests that were streamed `token to token`. Tensor ranks run in
+        lockstep, so a pass of the first one stands for all: the others' would count it again.
 
     Units: ms. Clocks: GPU globaltimer; `token to token` on the host's CLOCK_MONOTONIC.
     """
@@ -108,7 +109,12 @@ def _passes(result: Reconciliation) -> pl.DataFrame:
     Returns:
         sort, launches, span, gap, interval (ms; null where not known), intervals (list of ms).
     """
-    launches = _with_pass(result.launches.lazy().filter(IS_MEASURED).select(_COLUMNS).collect())
+    repeated = [
+        account.rank.process_id for account in result.ranks.accounts if account.rank.tensor > 0
+    ]
+    of_others = pl.col(PROCESS_ID).is_in([one for one in repeated if one is not None])
+    counted = result.launches.lazy().filter(IS_MEASURED, ~of_others)
+    launches = _with_pass(counted.select(_COLUMNS).collect())
     began = pl.col("first_globaltimer_ns").cast(pl.Int64)
     ended = pl.col("last_globaltimer_ns").cast(pl.Int64)
     grid = (pl.col(f"grid_dim_{axis}").first() for axis in "xyz")

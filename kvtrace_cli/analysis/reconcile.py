@@ -1,8 +1,11 @@
 """A recording -> Reconciliation: the order in which the other modules do their part."""
 
+from collections.abc import Iterable
+
 import polars as pl
 
 from kvtrace_cli.analysis import populations
+from kvtrace_cli.analysis.activity_targets import count_target_runs, is_seen_by_cupti
 from kvtrace_cli.analysis.context_launches import JOINED_COLUMNS
 from kvtrace_cli.analysis.files import file_books
 from kvtrace_cli.analysis.graph_shape import graph_shapes
@@ -17,9 +20,10 @@ from kvtrace_cli.analysis.launches import launch_frame
 from kvtrace_cli.analysis.matching import match_context
 from kvtrace_cli.analysis.measured import STRETCH, measured_windows
 from kvtrace_cli.analysis.measured_steps import foreign_stretches
-from kvtrace_cli.analysis.model import OrderJoin, Reconciliation, StoreCounts
+from kvtrace_cli.analysis.model import GraphShape, OrderJoin, Reconciliation, StoreCounts
 from kvtrace_cli.analysis.outcomes import Outcomes
 from kvtrace_cli.analysis.rank_books import rank_books
+from kvtrace_cli.analysis.rank_model import RankBooks
 from kvtrace_cli.analysis.steps import step_frame
 from kvtrace_cli.analysis.verdict import judge, judged_processes, notes
 from kvtrace_cli.dumps.event_source import U64
@@ -89,8 +93,8 @@ def reconcile(recording: Recording) -> Reconciliation:
         measured=measured,
         measured_requests=len(windows),
         whole_life=whole_life,
-        measured_graphs=graph_shapes(launches, contexts, measured_only=True),
-        graphs=graph_shapes(launches, contexts),
+        measured_graphs=_in_rank_order(graph_shapes(launches, contexts, measured_only=True), ranks),
+        graphs=_in_rank_order(graph_shapes(launches, contexts), ranks),
         files=files,
         kernels=kernel_evidence(pcs, bound),
         kernel_disagreements=disagreements,
@@ -98,9 +102,16 @@ def reconcile(recording: Recording) -> Reconciliation:
         stores=stores,
         unjudged_processes=tuple(sorted(processes - judged_processes(files, launches))),
         ranks=ranks,
+        target_runs=count_target_runs(recording) if is_seen_by_cupti(recording) else None,
         contexts=contexts,
         launches=launches,
     )
+
+
+def _in_rank_order(shapes: Iterable[GraphShape], ranks: RankBooks) -> tuple[GraphShape, ...]:
+    """Return the graphs in the order of ranks, which that of process ids need not be."""
+    order = {account.rank.process_id: at for at, account in enumerate(ranks.accounts)}
+    return tuple(sorted(shapes, key=lambda shape: order.get(shape.process_id, len(order))))
 
 
 def _match_contexts(

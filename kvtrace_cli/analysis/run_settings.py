@@ -31,6 +31,8 @@ _LISTED: Final = {
     # Of `kvtrace exec`, which knows no requests: all that says what was asked.
     "command": ("config", "command"),
 }
+# What the engine chose, or was told to; its log says it.
+ATTENTION: Final = "attention"
 
 
 def run_settings(recording: Recording) -> Settings:
@@ -60,10 +62,27 @@ def run_settings(recording: Recording) -> Settings:
     )
 
 
+def _attention(manifest: Mapping[str, Any]) -> str | None:
+    """Say which attention the engine said it uses; None if it is not known.
+
+    Args:
+        manifest: of the run; what it asked for may leave the choice to the engine.
+    """
+    backends = _all_of(_at(manifest, ("attention", "backends")))
+    versions = _all_of(_at(manifest, ("attention", "flash_attention_versions")))
+    parts = (backends, f"FlashAttention {versions}" if versions else "")
+    return ", ".join(part for part in parts if part) or None
+
+
+def _all_of(values: Any) -> str:
+    return " and ".join(map(str, values)) if isinstance(values, list) else ""
+
+
 def _listed(recording: Recording) -> Iterator[tuple[str, Any]]:
     manifest = recording.manifest
     for name, place in _LISTED.items():
         yield name, _at(manifest, place)
+    yield ATTENTION, _attention(manifest)
     gpus = [gpu for gpu in manifest.get("gpus") or () if isinstance(gpu, dict)]
     yield "gpus", [gpu.get("name") for gpu in gpus]
     yield "driver_version", next((gpu.get("driver_version") for gpu in gpus), None)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kvtrace_cli.capture.libraries import find_emulator_library
 from kvtrace_cli.capture.model import Model
-from kvtrace_cli.config import RunConfig, Weights
+from kvtrace_cli.config import EngineConfig, RunConfig, Weights
 from kvtrace_cli.errors import ConfigError
 
 
@@ -59,8 +59,7 @@ class VllmEngine:
         caching = "enable" if engine.prefix_caching else "no-enable"
         command += [f"--{caching}-prefix-caching", "--async-scheduling"]
         command += ["--attention-backend", engine.attention_backend]
-        if engine.flash_attention is not None:
-            command += [f"--attention-config.flash_attn_version={engine.flash_attention}"]
+        command += _flash_attention(engine)
         command += ["--compilation-config", json.dumps(compilation, separators=(",", ":"))]
         # Autotune is a large step before anything else: events that answer no question.
         command += ["--no-enable-flashinfer-autotune"]
@@ -99,6 +98,7 @@ class EmulatorEngine:
         command += ["--capture-sizes", ",".join(map(str, engine.capture_sizes))]
         if engine.prefix_caching:
             command += ["--enable-prefix-caching"]
+        command += _flash_attention(engine)
         if config.recording.sanitizer_library is not None:
             library = find_emulator_library(config.recording.sanitizer_library)
             command += ["--library", str(library)]
@@ -132,6 +132,11 @@ def let_engine_end(environment: dict[str, str]) -> None:
     them, and what a process that is killed did last may not be recorded.
     """
     environment.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "20")
+
+
+def _flash_attention(engine: EngineConfig) -> list[str]:
+    version = engine.flash_attention
+    return [] if version is None else [f"--attention-config.flash_attn_version={version}"]
 
 
 def _with_absolute_python_path(environment: dict[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from kvtrace_cli.capture.live import LiveCounters
 from kvtrace_cli.capture.parallel import ParallelSizes
 from kvtrace_cli.capture.preflight import Preflight
 from kvtrace_cli.capture.ranks import RankProcess
+from kvtrace_cli.capture.server_log import EngineAttention
 from kvtrace_cli.config import ExecConfig, RunConfig
 from kvtrace_cli.engine_site.kvtrace_engine_plugin.host_facts import host_clock, host_name
 
@@ -84,6 +85,8 @@ class Manifest:
     # Null for a command of the user's: it may start any engine.
     parallel: ParallelSizes | None = None
     ranks: tuple[RankProcess, ...] = ()
+    # Null if the engine's log does not say it, and of a command of the user's, which has none.
+    attention: EngineAttention | None = None
     run_id: str = field(default_factory=lambda: secrets.token_hex(_RUN_ID_BYTES))
     host: str = field(default_factory=host_name)
     host_clock: str = field(default_factory=host_clock)

@@ -1,6 +1,7 @@
-"""Follow the engine's log: which phase it is in, and the lines that say it died inside."""
+"""Follow the engine's log: its phase, what it chose, and the lines that say it died inside."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 TAIL_LINES = 20
@@ -26,6 +27,23 @@ _FATAL = re.compile(
 )
 # The engine's or a worker's own exception; a long traceback of the API server comes below it.
 _EXCEPTION = re.compile(r"^\((?:EngineCore|Worker)[^)]*\) ERROR [^]]*\] ((?:\w+\.)*\w+Error: .+)")
+# With --attention-backend vLLM says the first, without it the second. Image encoders, the prefill
+# of MLA and kernels other than attention's have lines of another form.
+_ATTENTION_BACKEND = re.compile(
+    r"Using (?:AttentionBackendEnum\.(\w+) backend\.|(\w+) attention backend out of)"
+)
+_FLASH_ATTENTION = re.compile(r"Using FlashAttention version (\d+)")
+
+
+@dataclass(frozen=True)
+class EngineAttention:
+    """Which attention the engine says it uses, in order of names and numbers.
+
+    Several of a sort: its processes, or layers of one model, do not use the same.
+    """
+
+    backends: tuple[str, ...] = ()
+    flash_attention_versions: tuple[int, ...] = ()
 
 
 class ServerLog:
@@ -38,6 +56,8 @@ class ServerLog:
         self._phase: str | None = None
         self._fatal_line: str | None = None
         self._exception: str | None = None
+        self._backends: set[str] = set()
+        self._flash_attention: set[int] = set()
 
     def follow(self) -> None:
         """Read the lines that came since the last call."""
@@ -59,6 +79,13 @@ class ServerLog:
         """The first line that says the engine cannot go on."""
         return self._fatal_line
 
+    @property
+    def attention(self) -> EngineAttention | None:
+        """What the lines up to now say of the attention; null if they say nothing."""
+        if not (self._backends or self._flash_attention):
+            return None
+        return EngineAttention(tuple(sorted(self._backends)), tuple(sorted(self._flash_attention)))
+
     def tail(self) -> str:
         """Return why the engine failed, if the log says it, its last lines, and where it is."""
         self.follow()
@@ -74,6 +101,10 @@ class ServerLog:
         for pattern, phase in _PHASES:
             if pattern.search(line):
                 self._phase = phase
+        if backend := _ATTENTION_BACKEND.search(line):
+            self._backends.add(backend.group(1) or backend.group(2))
+        if version := _FLASH_ATTENTION.search(line):
+            self._flash_attention.add(int(version.group(1)))
         if self._fatal_line is None and _FATAL.search(line):
             self._fatal_line = line.strip()
         exception = _EXCEPTION.search(line)

@@ -1,5 +1,7 @@
 """What is said and printed once a run ended in order, whoever started its program."""
 
+import shlex
+
 from kvtrace_cli.capture.ledger import Recorded
 from kvtrace_cli.capture.progress import Progress, describe_counters, describe_ranks
 from kvtrace_cli.commands.output_options import Outputs
@@ -20,6 +22,13 @@ NOT_OBSERVED = (
 )
 
 
+BY_CUPTI = (
+    "CUPTI observed this run, so it has no blocks: that reconciling it is inconclusive, exit code "
+    "4, is no fault. Pair it with a run of the same requests without --observer cupti: "
+    "`kvtrace gap DIR_SANITIZER {}`"
+)
+
+
 ELSEWHERE = (
     "no rank is recorded in this directory; gather it with those of the nodes that have them: "
     "`kvtrace collect`"
@@ -29,18 +38,21 @@ ELSEWHERE = (
 def tell_recorded(recorded: Recorded, progress: Progress) -> None:
     """Say on stderr what was recorded, and where it is."""
     counters = recorded.counters
+    path = recorded.run_dir.path
     if recorded.manifest.config.recording.enabled:
+        is_by_cupti = recorded.manifest.config.recording.observer is Observer.CUPTI
         ranks = describe_ranks(recorded.ranks)
         said = f"{ranks} recorded" if ranks else "recorded"
         progress.note(f"{said} {describe_counters(counters)}")
         if recorded.ranks.is_partial and not recorded.ranks.recorded:
             progress.note(ELSEWHERE)
         elif not counters.attached:
-            observer = recorded.manifest.config.recording.observer
-            progress.note(NOT_OBSERVED if observer is Observer.CUPTI else NOT_ATTACHED)
+            progress.note(NOT_OBSERVED if is_by_cupti else NOT_ATTACHED)
+        elif is_by_cupti:
+            progress.note(BY_CUPTI.format(shlex.quote(str(path))))
         if counters.first_failure is not None:
             progress.note(f"the injector reports a failure: {counters.first_failure}")
-    progress.note(f"run directory: {recorded.run_dir.path}")
+    progress.note(f"run directory: {path}")
 
 
 def reconcile_recorded(recorded: Recorded, *, as_json: bool) -> ExitCode:

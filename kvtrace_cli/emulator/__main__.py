@@ -77,6 +77,8 @@ def _serve_by_worker(arguments: argparse.Namespace) -> None:
     passed += ["--capture-sizes", ",".join(map(str, arguments.capture_sizes))]
     passed += ["--block-size", str(arguments.block_size), "--pass-ms", str(arguments.pass_ms)]
     passed += ["--enable-prefix-caching"] if arguments.enable_prefix_caching else []
+    if arguments.flash_attention is not None:
+        passed += [f"--attention-config.flash_attn_version={arguments.flash_attention}"]
     if arguments.num_gpu_blocks is not None:
         passed += ["--num-gpu-blocks", str(arguments.num_gpu_blocks)]
     if arguments.library is not None:
@@ -103,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--num-gpu-blocks", type=_count, help="default: they never run out")
     serve.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=False
+    )
+    serve.add_argument(
+        "--attention-config.flash_attn_version",
+        dest="flash_attention",
+        type=_count,
+        help="what the log says of it; there is no attention",
     )
     serve.add_argument(
         "--pass-ms",

@@ -106,6 +106,7 @@ def _workers(
             parallel=parallel,
             fault=_fault_of(arguments, parallel.device(rank)),
             several_hosts=arguments.distributed_executor_backend == "ray",
+            flash_attention=arguments.flash_attention,
         )
         for rank in parallel.ranks(replica)
     ]

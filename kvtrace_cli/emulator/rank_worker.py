@@ -34,6 +34,8 @@ class WorkerSettings:
     fault: Fault
     # Whether other ranks may be on other hosts.
     several_hosts: bool = False
+    # Only said: no attention is emulated.
+    flash_attention: int | None = None
 
 
 class RankWorker:
@@ -47,6 +49,10 @@ class RankWorker:
         cache = settings.cache
         layers = cache.layer_indices
         _LOG.info("layers %d to %d", layers[0], layers[-1])
+        # As vLLM words it. The cache has the memory layout of this backend's.
+        _LOG.info("Using AttentionBackendEnum.FLASH_ATTN backend.")
+        if settings.flash_attention is not None:
+            _LOG.info("Using FlashAttention version %d", settings.flash_attention)
         driver = Driver(settings.library)
         self._runner = ModelRunner(
             driver,

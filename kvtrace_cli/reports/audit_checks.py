@@ -2,7 +2,8 @@
 
 from kvtrace_cli.analysis.audit_model import Audit, AuditVerdict, Rule, RuleCount
 from kvtrace_cli.reports.audit_tables import evidence, headline, rows_table
-from kvtrace_cli.reports.checks import Check, CheckReport, Status, counted, doubts_check
+from kvtrace_cli.reports.cells import counted
+from kvtrace_cli.reports.checks import Check, CheckReport, Status, doubts_check
 
 _GROUP = "audit"
 _STATUSES = {

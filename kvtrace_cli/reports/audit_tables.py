@@ -15,6 +15,7 @@ from kvtrace_cli.analysis.audit_model import (
     RuleCount,
 )
 from kvtrace_cli.analysis.rank_model import process_title
+from kvtrace_cli.reports.cells import counted
 
 _STYLES = {
     AuditVerdict.CLEAN: "bold green",
@@ -59,9 +60,9 @@ def _row_cells(count: RowCount) -> tuple[str, ...]:
 
 def _scope(judged: Judged) -> str:
     return (
-        f"{_counted(judged.expected_writes, 'write')} expected, of "
-        f"{_counted(judged.requests, 'request')}, {_counted(judged.layers, 'layer')}, "
-        f"{_counted(judged.processes, 'process', 'processes')}; "
+        f"{counted(judged.expected_writes, 'write')} expected, of "
+        f"{counted(judged.requests, 'request')}, {counted(judged.layers, 'layer')}, "
+        f"{counted(judged.processes, 'process', 'processes')}; "
         f"{judged.forward_steps:,} forward, {judged.dummy_steps:,} dummy and "
         f"{judged.draft_steps:,} draft steps"
         + (f"; {judged.compared_ranks:,} ranks compared" if judged.compared_ranks else "")
@@ -69,14 +70,14 @@ def _scope(judged: Judged) -> str:
 
 
 def _rule_title(count: RuleCount) -> Text:
-    over = [_counted(count.rows, "row"), _counted(count.steps, "step")]
+    over = [counted(count.rows, "row"), counted(count.steps, "step")]
     if count.layers:
-        over.append(_counted(count.layers, "layer"))
+        over.append(counted(count.layers, "layer"))
     if count.requests:
-        over.append(_counted(count.requests, "request"))
+        over.append(counted(count.requests, "request"))
     return Text.assemble(
         (count.rule.value, "bold red"),
-        f": {_counted(count.findings, 'finding')} ({', '.join(over)})",
+        f": {counted(count.findings, 'finding')} ({', '.join(over)})",
     )
 
 
@@ -133,9 +134,9 @@ def headline(result: Audit) -> str:
     findings = sum(count.findings for count in result.rules)
     emulated = " (emulated)" if result.emulated else ""
     return (
-        f"{_counted(findings, 'finding')}; "
-        f"{_counted(result.judged.expected_writes, 'expected write')} and "
-        f"{_counted(sum(count.writes for count in result.judged.owners), 'KV write')} "
+        f"{counted(findings, 'finding')}; "
+        f"{counted(result.judged.expected_writes, 'expected write')} and "
+        f"{counted(sum(count.writes for count in result.judged.owners), 'KV write')} "
         f"looked at{emulated}"
     )
 
@@ -155,7 +156,3 @@ def _hanging() -> Table:
     # Request ids are long, and none of their letters may be lost.
     grid.add_column(overflow="fold")
     return grid
-
-
-def _counted(number: int, name: str, plural: str | None = None) -> str:
-    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

@@ -14,6 +14,9 @@ VERDICT_STYLES: Final = {
     Verdict.INCONCLUSIVE: "bold yellow",
 }
 
+# In place of an interval, where a figure has too few samples for one.
+TOO_FEW_SAMPLES: Final = "too few samples"
+
 
 def new_table(title: str) -> Table:
     """Return an empty table in the style of all."""
@@ -54,3 +57,8 @@ def has_unpatched(result: Reconciliation) -> bool:
     return bool(
         section.graph_nodes.blocks_before_patching + section.plain_launches.blocks_before_patching
     )
+
+
+def counted(number: int, name: str, plural: str | None = None) -> str:
+    """Write a number with what it counts."""
+    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

@@ -76,8 +76,3 @@ def doubts_check(group: str, doubts: Sequence[str]) -> Check:
         doubts[0] + more,
         "\n".join(doubts) if more else "",
     )
-
-
-def counted(number: int, name: str, plural: str | None = None) -> str:
-    """Write a number with what it counts."""
-    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.model import FileBooks, Reconciliation, Section, StoreCounts
-from kvtrace_cli.reports.cells import count, file_name, has_unpatched, new_table
+from kvtrace_cli.reports.cells import count, counted, file_name, has_unpatched, new_table
 from kvtrace_cli.reports.rank_tables import rank_checks
 
 
@@ -47,7 +47,7 @@ def _books(result: Reconciliation) -> Iterator[tuple[str, Text]]:
         expected = sum(books.expected_blocks or 0 for books in even)
         if even:
             yield (
-                f"books of {count(len(even))} event files",
+                f"books of {counted(len(even), 'event file')}",
                 Text(f"{count(expected)} expected, and each file balances"),
             )
     for books in events:
@@ -65,7 +65,8 @@ def _kernels(result: Reconciliation) -> Iterator[str]:
         same = [kernel for kernel in result.kernels if kernel.title == title]
         blocks = sum(kernel.matched_blocks for kernel in same)
         processes = len({kernel.process_id for kernel in same})
-        yield f"{title}: {count(blocks)} blocks (in {count(processes)} processes)"
+        where = counted(processes, "process", "processes")
+        yield f"{title}: {count(blocks)} blocks (in {where})"
 
 
 def _before_patching(section: Section) -> str:

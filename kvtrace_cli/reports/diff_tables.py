@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.diff_model import Aspect, Diff, Difference, DiffVerdict, TimeComparison
-from kvtrace_cli.reports.cells import new_table
+from kvtrace_cli.reports.cells import TOO_FEW_SAMPLES, new_table
 
 _STYLES = {
     DiffVerdict.SAME: "bold green",
@@ -82,7 +82,7 @@ def times_table(diff: Diff) -> Table:
 
 def _interval(one: TimeComparison) -> str:
     if one.has_few_samples:
-        return "too few samples"
+        return TOO_FEW_SAMPLES
     return f"{one.low_percent:+.1f} .. {one.high_percent:+.1f}"
 
 

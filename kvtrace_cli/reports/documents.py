@@ -231,10 +231,7 @@ def _difference(difference: RankDifference) -> dict[str, Any]:
 
 
 def _graphs(result: Reconciliation, shapes: Sequence[GraphShape]) -> list[dict[str, Any]]:
-    """Return the first graph execs in the order of ranks, which that of process ids need not be."""
-    order = {account.rank.process_id: at for at, account in enumerate(result.ranks.accounts)}
-    in_order = sorted(shapes, key=lambda shape: order.get(shape.process_id, len(order)))
-    return [_graph(shape, result.ranks.names) for shape in in_order[:_MOST_KEPT]]
+    return [_graph(shape, result.ranks.names) for shape in shapes[:_MOST_KEPT]]
 
 
 def _graph(shape: GraphShape, rank_names: Mapping[int, str]) -> dict[str, Any]:

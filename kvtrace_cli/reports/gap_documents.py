@@ -39,5 +39,6 @@ def _span(span: Span) -> dict[str, Any]:
     return {
         "sanitizer": None if span.sanitizer is None else asdict(span.sanitizer),
         "cupti": asdict(span.cupti),
+        "long_spans": asdict(span.long_spans),
         "parts": [asdict(part) | {"kind": part.kind.value} for part in span.parts],
     }

@@ -7,7 +7,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtrace_cli.analysis.gap_model import Gap, GapVerdict, GraphGap, Part, PartKind, Span
+from kvtrace_cli.analysis.gap_model import (
+    LONG_FROM,
+    Gap,
+    GapVerdict,
+    GraphGap,
+    Part,
+    PartKind,
+    Span,
+)
 from kvtrace_cli.analysis.model import Durations
 from kvtrace_cli.reports.cells import count, new_table
 
@@ -66,7 +74,9 @@ def _durations(found: Durations | None) -> tuple[str, ...]:
 def _parts_table(title: str, span: Span) -> Table:
     table = new_table(title)
     table.add_column("what ran", overflow="fold", ratio=1)
-    for name in ("runs", "ran ms", "share ms", "share"):
+    has_long = span.long_spans.count > 0
+    shares = ("share", "usual") if has_long else ("share",)
+    for name in ("runs", "ran ms", "share ms", *shares):
         table.add_column(name, justify="right")
     table.add_column("", width=_BAR)
     for part in _shown(span.parts):
@@ -76,14 +86,26 @@ def _parts_table(title: str, span: Span) -> Table:
             f"{part.run_ms:.3f}",
             f"{part.share_ms:.3f}",
             f"{part.percent:.1f} %",
-            "█" * round(part.percent * _BAR / 100),
+            *([f"{part.usual_percent:.1f} %"] if has_long else []),
+            "█" * round(part.usual_percent * _BAR / 100),
         )
-    table.caption = (
-        "Medians; shares of all spans together, 100 % in all. Where several run at once each "
-        "counts in equal parts."
-    )
+    table.caption = _caption(span)
     table.caption_justify = "left"
     return table
+
+
+def _caption(span: Span) -> str:
+    found = span.long_spans
+    usual = (
+        f" Usual, and the bars: without the {count(found.count)} of {count(span.cupti.count)} "
+        f"spans that are longer than {LONG_FROM:g} x the median."
+        if found.count
+        else ""
+    )
+    return (
+        f"Medians; shares of all spans together, 100 % in all.{usual} Where several run at once "
+        "each counts in equal parts."
+    )
 
 
 def _shown(parts: Sequence[Part]) -> Iterator[Part]:
@@ -97,6 +119,7 @@ def _shown(parts: Sequence[Part]) -> Iterator[Part]:
             kind=PartKind.KERNEL,
             share_ms=sum(part.share_ms for part in small),
             percent=sum(part.percent for part in small),
+            usual_percent=sum(part.usual_percent for part in small),
             run_ms=sum(part.run_ms for part in small),
             runs=sum(part.runs for part in small),
         )

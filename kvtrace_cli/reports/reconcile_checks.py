@@ -13,10 +13,11 @@ from kvtrace_cli.analysis.model import (
     rank_verdict,
 )
 from kvtrace_cli.analysis.rank_model import RankAccount, RankBooks, RankRule
-from kvtrace_cli.reports.checks import Check, CheckReport, Status, counted, doubts_check
+from kvtrace_cli.reports.cells import counted
+from kvtrace_cli.reports.checks import Check, CheckReport, Status, doubts_check
 from kvtrace_cli.reports.rank_tables import ranks_table
 from kvtrace_cli.reports.tables import (
-    blocks_table,
+    counts_table,
     files_table,
     graphs_table,
     headline,
@@ -41,7 +42,7 @@ def reconcile_report(result: Reconciliation, attribution: Attribution, subject: 
         emulated=result.emulated,
         checks=reconcile_checks(result),
         tables=(
-            blocks_table(result),
+            counts_table(result),
             *([ranks_table(result)] if result.ranks.are_several else ()),
             *([graphs_table(shapes, "Graph replays", result.ranks.names)] if shapes else ()),
             *([files_table(result.files, result.ranks.names)] if result.files else ()),

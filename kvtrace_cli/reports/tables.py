@@ -34,7 +34,19 @@ def reconciliation_tables(
     result: Reconciliation, attribution: Attribution | None = None
 ) -> Iterator[RenderableType]:
     """Yield what `kvtrace reconcile` prints, top to bottom; the verdict comes last."""
-    yield blocks_table(result)
+    yield counts_table(result)
+    if not result.is_seen_by_cupti:
+        yield from _found_tables(result, attribution)
+    yield _verdict(result)
+    notes = (*result.notes, *(attribution.notes if attribution else ()))
+    if result.reasons or notes:
+        yield _remarks(result.reasons, notes)
+
+
+def _found_tables(
+    result: Reconciliation, attribution: Attribution | None
+) -> Iterator[RenderableType]:
+    """Yield what a run has only if launches and blocks were recorded."""
     if result.ranks.are_several:
         yield ranks_table(result)
     shapes = result.measured_graphs or result.graphs
@@ -48,10 +60,6 @@ def reconciliation_tables(
     if result.files:
         yield files_table(result.files, result.ranks.names)
     yield checks_table(result)
-    yield _verdict(result)
-    notes = (*result.notes, *(attribution.notes if attribution else ()))
-    if result.reasons or notes:
-        yield _remarks(result.reasons, notes)
 
 
 def measured_name(result: Reconciliation) -> str:
@@ -59,7 +67,20 @@ def measured_name(result: Reconciliation) -> str:
     return "measured requests" if result.measured_requests > 1 else "measured request"
 
 
-def blocks_table(result: Reconciliation) -> Table:
+def counts_table(result: Reconciliation) -> Table:
+    """Return what was counted: blocks, or of a run that CUPTI observed how often targets ran."""
+    if result.target_runs is None:
+        return _blocks_table(result)
+    table = new_table(marked_title(result, "What CUPTI saw run"))
+    table.add_column("stretch")
+    table.add_column("launch")
+    table.add_column("target kernels that ran", justify="right")
+    table.add_row("whole life", "graph", count(result.target_runs.graph_nodes))
+    table.add_row("", "plain", count(result.target_runs.plain_launches))
+    return table
+
+
+def _blocks_table(result: Reconciliation) -> Table:
     """Return the two populations of each stretch: launches, and blocks expected and found."""
     table = new_table(marked_title(result, "Thread blocks that entered a KV-cache kernel"))
     table.add_column("stretch")
@@ -200,6 +221,9 @@ def _remarks(reasons: tuple[str, ...], notes: tuple[str, ...]) -> Table:
 
 def headline(result: Reconciliation) -> str:
     """Return what the verdict is about, in one sentence without a full stop."""
+    emulated = " (emulated)" if result.emulated else ""
+    if result.is_seen_by_cupti:
+        return f"CUPTI observed this run, so by design it has no blocks{emulated}"
     section, stretch = result.whole_life, "in the whole life of the server"
     if result.measured and _launches(result.measured):
         section, stretch = result.measured, f"during the {measured_name(result)}"
@@ -207,7 +231,6 @@ def headline(result: Reconciliation) -> str:
     if not blocks.launches:
         blocks, sort = section.plain_launches, "plain-launch"
     dropped = sum(books.dropped for books in result.files)
-    emulated = " (emulated)" if result.emulated else ""
     return (
         f"{count(blocks.matched_blocks)} of {count(blocks.expected_blocks)} {sort} blocks "
         f"entered {stretch}, {count(dropped)} dropped{emulated}"

@@ -237,6 +237,9 @@ def main() -> None:
     port = int(arguments[arguments.index("--port") + 1])
     Handler.recorder = recorder()
     Handler.ready_at = time.monotonic() + (SLOW_START_S if FAULT == "slow_start" else 0)
+    for rank in ("TP0", "TP1"):
+        log(f"(Worker_{rank} pid=1) INFO Using AttentionBackendEnum.FLASH_ATTN backend.")
+        log(f"(Worker_{rank} pid=1) INFO Using FlashAttention version 3")
     log("INFO Capturing CUDA graphs")
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 

@@ -27,6 +27,34 @@ def test_the_tables(pair, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_long_gaps_are_set_apart_where_there_are_any(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    seen = scenes.waits_before(scenes.seen(replays=6), 5, 1000)
+    pair = [str(path) for path in scenes.write_pair(tmp_path, [scenes.launched(replays=6)], [seen])]
+    assert app.main(["gap", *pair]) == ExitCode.AGREES
+    out = capsys.readouterr().out
+    inside, between = out.split("Between replays: ")
+    assert "usual" not in inside
+    (idle,) = [line.split() for line in between.splitlines() if line.startswith("idle")]
+    assert idle[1:8] == ["0", "0.000", "0.040", "82.8", "%", "44.4", "%"]
+    said = " ".join(between.split())
+    assert "without the 1 of 5 spans that are longer than 1.5 x the median" in said
+    assert "note: Between replays, 1 of 5 spans are long" in said
+    assert max(map(len, out.splitlines())) <= 80
+
+    assert app.main(["gap", *pair, "--json"]) == ExitCode.AGREES
+    document = json.loads(capsys.readouterr().out)
+    (graph,) = document["graphs"]
+    assert [graph[span]["long_spans"]["count"] for span in ("inside", "between")] == [0, 1]
+    assert graph["between"]["parts"][-1]["usual_percent"] == pytest.approx(100 * 40 / 90)
+
+    page = tmp_path / "report.html"
+    assert app.main(["report", pair[0], "--gap", pair[1], "-o", str(page)]) == ExitCode.AGREES
+    capsys.readouterr()
+    assert "split as all spans of at most 1.5 x the median" in page.read_text()
+    assert "idle is 82.8 % of all spans and 44.4 % of the others" in page.read_text()
+
+
 def test_many_kernels_become_one_row(tmp_path, capsys):
     seen = scenes.seen()
     for number in range(20):

@@ -118,6 +118,23 @@ def test_the_manifest_says_what_ran_and_how_it_ended(config, machine):
     assert "LD_PRELOAD" not in written["environment"]
 
 
+def test_the_manifest_says_which_attention_the_engine_said_it_uses(config):
+    """It was not asked for a version of FlashAttention, so that is its own choice."""
+    record(config)
+    written = manifest(config)
+    assert written["config"]["engine"]["flash_attention"] is None
+    assert written["attention"] == {"backends": ["FLASH_ATTN"], "flash_attention_versions": [3]}
+
+
+@pytest.mark.parametrize(("fault", "is_known"), [("exits_at_start", False), ("dies", True)])
+def test_of_a_run_that_failed_the_attention_is_what_was_said_until_then(
+    config, monkeypatch, fault, is_known
+):
+    with pytest.raises(RunFailedError):
+        record(config, monkeypatch, fault)
+    assert (manifest(config)["attention"] is not None) is is_known
+
+
 def test_the_manifest_never_has_an_empty_string(config, monkeypatch):
     with pytest.raises(RunFailedError):
         record(config, monkeypatch, "exits_at_start")

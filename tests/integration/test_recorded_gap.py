@@ -66,7 +66,7 @@ def part(graph: dict[str, Any], span: str, name: str) -> dict[str, Any]:
 def test_every_replay_of_one_run_is_paired_with_its_own_in_the_other(told, graph):
     code, document = told
     assert (code, document["verdict"]) == (ExitCode.AGREES, "paired")
-    assert (document["reasons"], document["notes"], document["emulated"]) == ([], [], False)
+    assert (document["reasons"], document["emulated"]) == ([], False)
     assert (graph["nodes"], graph["grids"], graph["replays"]) == (LAYERS, "40 x (1, 1, 1)", REPLAYS)
 
 
@@ -144,15 +144,27 @@ def test_cache_writes_are_inside_only_and_the_lm_head_between_only(graph):
 
 
 @pytest.mark.parametrize(
-    ("span", "idle_ms", "idle_percent"),
-    # In 5 of 126 gaps the GPU waited for up to 3.4 ms, so the share is more than the median says.
-    [("inside", 0.464771, 5.875), ("between", 0.0421635, 17.798)],
+    ("span", "idle_ms", "idle_percent", "usual_percent"),
+    [("inside", 0.464771, 5.875, 5.875), ("between", 0.0421635, 17.798, 6.577)],
 )
-def test_the_gpu_idles_for_a_small_part(graph, span, idle_ms, idle_percent):
+def test_the_gpu_idles_for_a_small_part(graph, span, idle_ms, idle_percent, usual_percent):
     idle = graph[span]["parts"][-1]
     assert (idle["name"], idle["kind"]) == ("idle", "idle")
     assert idle["share_ms"] == pytest.approx(idle_ms)
     assert idle["percent"] == pytest.approx(idle_percent, abs=1e-3)
+    assert idle["usual_percent"] == pytest.approx(usual_percent, abs=1e-3)
+
+
+def test_the_few_gaps_in_which_it_waited_are_told(told, graph):
+    """They waited for 0.43 to 3.41 ms."""
+    assert graph["inside"]["long_spans"]["count"] == 0
+    long_spans = graph["between"]["long_spans"]
+    assert (long_spans["count"], long_spans["over_ms"]) == (5, pytest.approx(0.969913))
+    assert long_spans["percent"] == pytest.approx(15.5, abs=1e-3)
+    assert part(graph, "between", LM_HEAD_GEMM)["usual_percent"] == pytest.approx(54.27, abs=1e-3)
+    (note,) = told[1]["notes"]
+    assert note.startswith("Between replays, 5 of 126 spans are long")
+    assert "idle is 17.8 % of all spans and 6.6 % of the others" in note
 
 
 def test_two_thirds_of_a_gap_are_outside_of_the_graph(pair):
@@ -183,6 +195,39 @@ def test_both_observers_counted_the_same_launches(pair):
     assert (code, seen["verdict"]) == (ExitCode.INCONCLUSIVE, "inconclusive")
     (reason,) = seen["reasons"]
     assert "ran 5120 times in graphs and 600 times as plain launches" in reason
+
+
+def test_of_cupti_only_what_it_saw_is_shown(pair, tmp_path, capsys, monkeypatch):
+    """No blocks, so no counts of them, no rows without an owner and nothing that is lacking."""
+    monkeypatch.setenv("COLUMNS", "80")
+    page = tmp_path / "report.html"
+    assert main(["reconcile", pair[1]]) == ExitCode.INCONCLUSIVE
+    tables = capsys.readouterr().out
+    assert main(["reconcile", pair[1], "--markdown", "-"]) == ExitCode.INCONCLUSIVE
+    written = capsys.readouterr().out
+    assert main(["report", pair[1], "-o", str(page)]) == ExitCode.AGREES
+    capsys.readouterr()
+    for shown in (tables, written, page.read_text()):
+        assert "What CUPTI saw run" in shown
+        assert "CUPTI observed this run, so by design it has no blocks" in shown
+        for absent in (
+            "Thread blocks that entered",
+            "0 of 0 plain-launch blocks",
+            "5400 entered",
+            "takes no step stamps",
+            "join by order of atomics",
+        ):
+            assert absent not in shown
+    cells = [line.split() for line in tables.splitlines()]
+    assert ["whole", "life", "graph", "5,120"] in cells
+    assert ["plain", "600"] in cells
+
+
+def test_of_cupti_nothing_is_said_to_be_lacking_in_the_document(pair):
+    _, seen = documented("reconcile", pair[1])
+    assert (seen["attribution"], seen["requests"], seen["notes"]) == (None, [], [])
+    # Who ran CUPTI can still be told.
+    assert seen["settings"]["steps"] is True
 
 
 def test_spans_are_those_that_reconciling_tells(pair, graph):

@@ -344,6 +344,13 @@ def test_a_run_of_ranks_is_the_same_as_itself(runs):
     document = json.loads(text)
     assert (code, document["verdict"]) == (ExitCode.AGREES, "same")
     assert document["differences"] == []
+    # Seven replays, which both ranks run in lockstep, are seven samples.
+    (span,) = (
+        one
+        for one in document["times"]
+        if one["name"].startswith("first to last layer, replay of 40")
+    )
+    assert span["samples"] == [7, 7]
     assert {"tensor-parallel", "processes", "slots", "first-to-last-layer"} <= set(
         document["checks"]
     )

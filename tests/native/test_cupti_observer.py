@@ -245,6 +245,7 @@ def test_from_the_command_line_to_the_gap(built, tmp_path):
     done = kvtrace(tmp_path, "exec", *options, "--", *host)
     assert done.returncode == ExitCode.INCONCLUSIVE, done.stderr
     assert "recorded 17 activity records, 0 dropped" in done.stderr
+    assert f"kvtrace gap DIR_SANITIZER {run}" in done.stderr
     said = " ".join(done.stdout.split())
     assert "target kernels ran 6 times in graphs and 1 times as plain launches" in said
     manifest = json.loads((run / "manifest.json").read_text())

@@ -96,6 +96,48 @@ def test_what_people_compare_on_purpose_is_listed_only(tmp_path, base, rule, man
     assert difference.before != difference.after
 
 
+def with_attention(*backends, versions=()):
+    return MANIFEST | {
+        "attention": {"backends": list(backends), "flash_attention_versions": list(versions)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        (with_attention("FLASH_ATTN", versions=[2]), "FLASH_ATTN, FlashAttention 2"),
+        (with_attention("FLASHINFER"), "FLASHINFER"),
+        (
+            with_attention("FLASH_ATTN", "FLEX_ATTENTION", versions=[2, 3]),
+            "FLASH_ATTN and FLEX_ATTENTION, FlashAttention 2 and 3",
+        ),
+        (MANIFEST, "not known"),
+        (MANIFEST | {"attention": None}, "not known"),
+        (MANIFEST | {"attention": {"backends": "FLASH_ATTN"}}, "not known"),
+    ],
+)
+def test_another_attention_than_the_first_sides_is_listed_only(tmp_path, manifest, text):
+    """Neither side asked for a version, so nothing else tells of it."""
+    before = side(
+        tmp_path / "a",
+        prompt_and_replays(),
+        manifest=with_attention("FLASH_ATTN", versions=[3]),
+    )
+    found = compared(before, side(tmp_path / "b", prompt_and_replays(), manifest=manifest))
+    assert found.verdict is SAME
+    (difference,) = found.differences
+    assert difference.rule == "setting-attention"
+    assert (difference.before, difference.after) == ("FLASH_ATTN, FlashAttention 3", text)
+
+
+def test_an_attention_that_no_side_knows_is_not_listed(base):
+    """One side is a summary of before it was recorded."""
+    listed = {name: value for name, value in base.settings.listed.items() if name != "attention"}
+    older = replace(base, settings=replace(base.settings, listed=listed))
+    assert compared(older, base).differences == ()
+    assert compared(base, older).differences == ()
+
+
 def test_engine_arguments_are_shown_as_they_are_typed(tmp_path, base):
     typed = ["--hf-overrides", '{"a": 1}']
     after = with_manifest(engine={"arguments": typed})

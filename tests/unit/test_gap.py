@@ -75,6 +75,59 @@ def test_parts_are_all_of_a_span(paired):
         assert sum(part.percent for part in span.parts) == pytest.approx(100)
 
 
+def split_with_a_wait(path, wait_us):
+    """Split six replays with five gaps of 90 us, 40 of them idle; the fourth waits longer."""
+    seen = scenes.waits_before(scenes.seen(replays=6), 5, wait_us)
+    return split(*scenes.write_pair(path, [scenes.launched(replays=6)], [seen]))
+
+
+def test_a_long_gap_is_told_and_the_shares_without_it(tmp_path):
+    found = split_with_a_wait(tmp_path, 1000)
+    (graph,) = found.graphs
+    long_spans, idle = graph.between.long_spans, graph.between.idle
+    assert (long_spans.count, long_spans.over_ms) == (1, pytest.approx(0.135))
+    assert long_spans.percent == pytest.approx(100 * 1090 / 1450)
+    assert idle.percent == pytest.approx(100 * 1200 / 1450)
+    assert idle.usual_percent == pytest.approx(100 * 40 / 90)
+    assert idle.share_ms == pytest.approx(0.040)
+    assert sum(part.usual_percent for part in graph.between.parts) == pytest.approx(100)
+    (note,) = found.notes
+    assert note == (
+        "Between replays, 1 of 5 spans are long: more than 1.5 x the median, 0.135 ms. They are "
+        "75.2 % of the time of all; idle is 82.8 % of all spans and 44.4 % of the others."
+    )
+    assert graph.inside.long_spans.count == 0
+    assert [part.usual_percent for part in graph.inside.parts] == [
+        part.percent for part in graph.inside.parts
+    ]
+
+
+@pytest.mark.parametrize(("wait_us", "count"), [(0, 0), (45, 0), (46, 1)])
+def test_a_span_is_long_from_half_more_than_the_median_on(tmp_path, wait_us, count):
+    found = split_with_a_wait(tmp_path, wait_us)
+    assert found.graphs[0].between.long_spans.count == count
+    assert len(found.notes) == count
+
+
+def test_long_spans_of_several_graphs_say_whose_they_are(tmp_path):
+    blocks = [replace(scenes.launched(replays=6), process_id=pid) for pid in (10, 20)]
+    seen = [
+        scenes.waits_before(replace(scenes.seen(replays=6), process_id=pid), 5, wait_us)
+        for pid, wait_us in ((10, 0), (20, 1000))
+    ]
+    (note,) = split(*scenes.write_pair(tmp_path, blocks, seen)).notes
+    assert note.startswith("Between replays (2 x (1, 1, 1), process 1), 1 of 5 spans are long")
+
+
+def test_what_ran_in_long_spans_only_is_no_part_of_usual_ones(tmp_path):
+    seen = scenes.waits_before(scenes.seen(replays=6), 5, 1000)
+    seen.kernel("late_k", 1_200_000, 1_300_000)
+    pair = scenes.write_pair(tmp_path, [scenes.launched(replays=6)], [seen])
+    parts_by_name = {part.name: part for part in split(*pair).graphs[0].between.parts}
+    assert parts_by_name["late_k"].usual_percent == 0
+    assert parts_by_name["late_k"].percent == pytest.approx(100 * 100 / 1450)
+
+
 def test_a_gap_over_a_plain_launch_is_none(tmp_path):
     trace, seen = scenes.launched(replays=1), scenes.seen(replays=1)
     trace.enter_all(trace.plain((4, 1, 1)))
@@ -179,6 +232,26 @@ def test_what_makes_a_pair_doubtful(tmp_path, fields, expected):
     found = split(first, scenes.write_seen(tmp_path / "b", scenes.seen(), **fields))
     assert found.verdict is GapVerdict.INCONCLUSIVE
     assert any(expected in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_doubtful"),
+    [("FLASH_ATTN", "FLASHINFER", True), ("FLASH_ATTN", None, False), (None, "FLASHINFER", False)],
+)
+def test_another_attention_is_a_doubt_only_where_both_are_known(
+    tmp_path, first, second, is_doubtful
+):
+    manifests = [
+        manifest | ({"attention": {"backends": [backend]}} if backend else {})
+        for manifest, backend in (
+            (scenes.SANITIZER_MANIFEST, first),
+            (scenes.CUPTI_MANIFEST, second),
+        )
+    ]
+    blocks = scenes.write_blocks(tmp_path / "a", scenes.launched(), manifest=manifests[0])
+    found = split(blocks, scenes.write_seen(tmp_path / "b", scenes.seen(), manifest=manifests[1]))
+    said = "The runs differ in attention: 'FLASH_ATTN' and 'FLASHINFER'."
+    assert found.reasons == ((said,) if is_doubtful else ())
 
 
 def test_the_two_runs_cannot_change_places(tmp_path):

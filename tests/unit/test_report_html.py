@@ -22,9 +22,9 @@ from kvtrace_cli.analysis.report_frames import pictures
 from kvtrace_cli.analysis.steps import step_tables
 from kvtrace_cli.dumps.recording import read_recording
 from kvtrace_cli.dumps.run_dir import open_run_dir
-from kvtrace_cli.reports.html.blocks import Cell, from_rich
+from kvtrace_cli.reports.html.blocks import Cell, Table, from_rich
 from kvtrace_cli.reports.html.charts import Scales
-from kvtrace_cli.reports.html.comparison import outcome, times_section
+from kvtrace_cli.reports.html.comparison import diff_section, outcome, times_section
 from kvtrace_cli.reports.html.facts import run_section
 from kvtrace_cli.reports.html.page import render
 from kvtrace_cli.reports.html.side import Side
@@ -234,6 +234,26 @@ def test_differences_are_shown_with_what_decides(tmp_path):
     assert "+40.0 .. +60.0 %" in text
     assert '<section class="verdict mismatch" aria-label="Verdict: b against a">' in html
     assert "alert('x')</script>" not in html
+
+
+@pytest.mark.parametrize(
+    ("samples", "interval"),
+    [
+        ((5, 5), "+40.0 .. +60.0 %"),
+        ((4, 100), "too few samples"),
+        ((100, 1), "too few samples"),
+    ],
+)
+def test_a_figure_of_few_samples_has_no_interval(samples, interval):
+    """Of one sample it would be the change itself, which looks as sure as can be."""
+    figure = TimeComparison(
+        "prefill", "ms", "GPU globaltimer", 1.0, 1.5, 50.0, 40.0, 60.0, samples, regressed=False
+    )
+    blocks = diff_section(replace(SAME, times=(figure,))).parts[0].blocks
+    (table,) = [one for one in blocks if isinstance(one, Table)]
+    (row,) = table.rows
+    assert row[table.head.index("from .. to")].text == interval
+    assert row[table.head.index("change")].text == "+50.0 %"
 
 
 @pytest.mark.parametrize(

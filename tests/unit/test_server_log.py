@@ -1,6 +1,6 @@
 import pytest
 
-from kvtrace_cli.capture.server_log import TAIL_LINES, ServerLog
+from kvtrace_cli.capture.server_log import TAIL_LINES, EngineAttention, ServerLog
 
 
 @pytest.fixture
@@ -44,6 +44,49 @@ def test_the_first_fatal_line_is_kept(log):
 def test_ordinary_lines_are_not_fatal(log):
     add(log, "INFO CUDA graphs captured\nWARNING no error here\n\xff\xfe\n")
     assert log.fatal_line is None
+
+
+def engine_says(pid, *lines):
+    return "".join(f"(EngineCore pid={pid}) INFO 11-30 03:10:49 [file.py:1] {it}\n" for it in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("Using AttentionBackendEnum.FLASH_ATTN backend.", "FLASH_ATTN"),
+        ("Using FLASHINFER attention backend out of potential backends: ['X', 'Y'].", "FLASHINFER"),
+    ],
+)
+def test_the_attention_is_what_the_log_says(log, line, backend):
+    assert log.attention is None
+    add(log, engine_says(7, line))
+    assert log.attention == EngineAttention((backend,), ())
+    add(log, engine_says(7, "Using FlashAttention version 3"))
+    assert log.attention == EngineAttention((backend,), (3,))
+
+
+def test_processes_that_say_the_same_are_one_and_others_are_all_named(log):
+    same = ("Using AttentionBackendEnum.FLASH_ATTN backend.", "Using FlashAttention version 3")
+    add(log, engine_says(7, *same) + engine_says(8, *same))
+    assert log.attention == EngineAttention(("FLASH_ATTN",), (3,))
+    add(log, engine_says(9, "Using AttentionBackendEnum.FLEX_ATTENTION backend."))
+    add(log, engine_says(9, "Using FlashAttention version 2"))
+    assert log.attention == EngineAttention(("FLASH_ATTN", "FLEX_ATTENTION"), (2, 3))
+
+
+def test_what_is_not_the_attention_of_the_model_is_not_taken_for_it(log):
+    add(
+        log,
+        engine_says(
+            7,
+            "Using backend AttentionBackendEnum.FLASH_ATTN for vit attention",
+            "Using AttentionBackendEnum.FLASH_ATTN for MMEncoderAttention.",
+            "Using FLASH_ATTN MLA prefill backend.",
+            "Using 'MARLIN' WNA16 MoE backend.",
+            "SAGE attention using FlashAttention version 3",
+        ),
+    )
+    assert log.attention is None
 
 
 def test_the_tail_leads_with_the_cause_which_its_parents_traceback_hides(log):

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from kvtrace_cli.analysis.gap_model import Gap, GraphGap, Part, PartKind, Span
+from kvtrace_cli.analysis.gap_model import LONG_FROM, Gap, GraphGap, Part, PartKind, Span
 from kvtrace_cli.reports.gap_tables import graph_title, parts_tables, spans_table
 from kvtrace_cli.reports.html.blocks import Block, Chart, Items, Section, Text, from_rich
 from kvtrace_cli.reports.html.blocks import Part as SectionPart
@@ -16,8 +16,8 @@ _IDLE: Final = "idle"
 _IDLE_COLOUR: Final = "var(--line)"
 _OTHERS: Final = "all others"
 _CAPTION: Final = (
-    "As long as the median span of CUPTI's run, split as all replays together were. Idle: no "
-    "kernel, copy or memset ran on any stream."
+    "As long as the median span of CUPTI's run, split as all spans of at most "
+    f"{LONG_FROM:g} x the median together were. Idle: no kernel, copy or memset ran on any stream."
 )
 
 
@@ -85,7 +85,7 @@ def _colours(spans: Sequence[Span]) -> dict[str, str]:
     for span in spans:
         for part in span.parts:
             if part.kind is not PartKind.IDLE:
-                took[part.name] = took.get(part.name, 0) + part.percent * span.cupti.median_ms
+                took[part.name] = took.get(part.name, 0) + part.usual_percent * span.cupti.median_ms
     names = sorted(took, key=lambda name: -took[name])
     named = names if len(names) <= len(CATEGORIES) else names[: len(CATEGORIES) - 1]
     others = [_OTHERS] if len(named) < len(names) else []
@@ -97,7 +97,7 @@ def _stack(span: Span, names: Sequence[str]) -> Iterator[tuple[str, float, float
     """Yield what the bar is stacked of, in the order of the legend: name, ms, percent."""
     percents = dict.fromkeys(names, 0.0)
     for part in span.parts:
-        percents[_name(part, names)] += part.percent
+        percents[_name(part, names)] += part.usual_percent
     for name, percent in percents.items():
         yield name, span.cupti.median_ms * percent / 100, percent
 
@@ -110,4 +110,5 @@ def _name(part: Part, names: Sequence[str]) -> str:
 
 def _said(name: str, span: Span) -> str:
     first = span.parts[0]
-    return f"{name}: {span.cupti.median_ms:.3f} ms, {first.name} takes {first.percent:.1f} % of it"
+    share = f"{first.usual_percent:.1f} %"
+    return f"{name}: {span.cupti.median_ms:.3f} ms, {first.name} takes {share} of it"

@@ -32,7 +32,7 @@ from kvtrace_cli.reports.html.side import Side
 from kvtrace_cli.reports.rank_tables import ranks_table
 from kvtrace_cli.reports.request_tables import attribution_tables
 from kvtrace_cli.reports.tables import (
-    blocks_table,
+    counts_table,
     files_table,
     graphs_table,
     measured_name,
@@ -53,7 +53,9 @@ def sections(sides: Sequence[Side]) -> Iterator[Section]:
 
 def _reconciliation(side: Side) -> Iterator[Block]:
     result = side.result
-    yield from_rich(blocks_table(result))
+    yield from_rich(counts_table(result))
+    if result.is_seen_by_cupti:
+        return
     if result.ranks.are_several:
         yield from_rich(ranks_table(result))
     shapes = result.measured_graphs or result.graphs
@@ -65,6 +67,9 @@ def _reconciliation(side: Side) -> Iterator[Block]:
 
 
 def _owners(side: Side) -> Iterator[Block]:
+    if side.result.is_seen_by_cupti:
+        yield Text("CUPTI observed this run, so no row was seen.")
+        return
     if not side.attribution.has_steps:
         yield Text("No engine steps were recorded, so no row has an owner.")
         return
