@@ -23,19 +23,26 @@ MARGIN = 16
 
 @dataclass(frozen=True)
 class Picture:
-    """The part of a run's report from one element to another, both CSS selectors."""
+    """The part of a run's report from one element to another, both CSS selectors.
+
+    `options` are those of `kvtrace report`.
+    """
 
     run: str
     first: str
     last: str
     width: int = browser.DESKTOP
     scheme: str = "light"
+    options: tuple[str, ...] = ()
 
 
 PICTURES = {
     "report": Picture("h200-writes", "body > header", "#reconciliation"),
     "report-charts": Picture("h200-writes", "#timeline", "#slots"),
     "report-findings": Picture("h200-faults/freed-block-reused", "#slots", "#audit", scheme="dark"),
+    "report-gap": Picture(
+        "h200-gap/blocks", "#gap", "#gap", options=("--gap", "tests/data/h200-gap/cupti")
+    ),
     "report-phone": Picture("h200-writes", "#timeline", "#slots", browser.PHONE),
 }
 
@@ -44,7 +51,8 @@ def take(out: Path, work: Path) -> None:
     """Write one PNG for each of PICTURES into `out`."""
     for name, picture in PICTURES.items():
         page_file = work / f"{name}.html"
-        if main(["report", f"tests/data/{picture.run}", "-o", str(page_file)]):
+        asked = ("report", f"tests/data/{picture.run}", *picture.options, "-o", str(page_file))
+        if main(list(asked)):
             sys.exit(1)
         with browser.opened(page_file, width=picture.width, scheme=picture.scheme) as page:
             first, last = (
