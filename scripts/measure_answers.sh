@@ -3,7 +3,7 @@
 #
 #     scripts/measure_answers.sh OUT STEP...
 #
-# Without vLLM: lifetime, graphs, chain, cold (the chain where caches are cold), onset. With it: gap1 and gap32
+# Without vLLM: lifetime, points, graphs, chain, cold (the chain where caches are cold), onset. With it: gap1 and gap32
 # (what runs between replays, batch 1 and 32), cost-parts (host callbacks, no-op patch, blocks) and cost-kinds
 # (blocks, on and off in one server, stores), both with servers side by side; cost-cupti, cost-profiler and
 # cost-memcheck, which take the card for themselves; load (200 million events).
@@ -73,6 +73,7 @@ cost() {
 for step in "$@"; do
     case $step in
     lifetime) told lifetime lifetime ;;
+    points) told points lifetime --patch-points ;;
     graphs)
         note graphs "$python" scripts/run_graph_cases.py --program build/graph_cases \
             --injector kvtrace_cli/native/libkvtrace_injector.so --sanitizer "$(sanitizer)" \

@@ -241,6 +241,11 @@ kvtrace_emu_stream *kvtrace_emu_stream_create(kvtrace_emu_context *context) {
 
 int kvtrace_emu_stream_synchronize(kvtrace_emu_stream *stream) {
     stream->wait_idle();
+    Sanitizer_SynchronizeData data = {};
+    data.context = as<CUcontext>(stream->context);
+    data.stream = as<CUstream>(stream);
+    call_back(SANITIZER_CB_DOMAIN_SYNCHRONIZE, SANITIZER_CBID_SYNCHRONIZE_STREAM_SYNCHRONIZED,
+              &data);
     return stream->context->error.load();
 }
 

@@ -10,27 +10,38 @@ extern "C" {
 namespace kvtrace_lifetime {
 namespace {
 
-constexpr kvtrace_emu_dim kOneBlock = {1, 1, 1};
 constexpr kvtrace_emu_dim kThreads = {64, 1, 1};
 
 struct Work {
-    kvtrace_emu_stream *stream;
-    kvtrace_emu_function *target;
-    kvtrace_emu_function *neighbour;
+    kvtrace_emu_stream *stream = nullptr;
+    kvtrace_emu_function *target = nullptr;
+    kvtrace_emu_function *neighbour = nullptr;
 };
 
-Work load(const Cell &cell, kvtrace_emu_context *context) {
-    const char *own[] = {KVTRACE_LIFETIME_TARGET, "kvtrace_lifetime_neighbour"};
-    const char *others[] = {"kvtrace_lifetime_other"};
-    kvtrace_emu_module *module = kvtrace_emu_module_load(context, own, 2, 1);
-    kvtrace_emu_module *other_module = kvtrace_emu_module_load(context, others, 1, 1);
-    return {kvtrace_emu_stream_create(context), kvtrace_emu_get_function(module, own[0]),
-            cell.same_module ? kvtrace_emu_get_function(module, own[1])
-                             : kvtrace_emu_get_function(other_module, others[0])};
+void launch(const Work &work, kvtrace_emu_function *function, uint32_t blocks = 1) {
+    kvtrace_emu_launch(work.stream, function, {blocks, 1, 1}, kThreads, 0);
 }
 
-void launch(const Work &work, kvtrace_emu_function *function) {
-    kvtrace_emu_launch(work.stream, function, kOneBlock, kThreads, 0);
+/* The neighbour is loaded after a first launch, if there is one. */
+Work load(const Cell &cell, kvtrace_emu_context *context) {
+    Work work;
+    const char *own[] = {KVTRACE_LIFETIME_TARGET, "kvtrace_lifetime_neighbour"};
+    const char *other[] = {"kvtrace_lifetime_other"};
+    kvtrace_emu_module *module = kvtrace_emu_module_load(context, own, 2, 1);
+    work.stream = kvtrace_emu_stream_create(context);
+    work.target = kvtrace_emu_get_function(module, own[0]);
+    if (cell.first_blocks != 0) {
+        launch(work, work.target, cell.first_blocks);
+        kvtrace_emu_stream_synchronize(work.stream);
+    }
+    work.neighbour = cell.same_module
+                         ? kvtrace_emu_get_function(module, own[1])
+                         : kvtrace_emu_get_function(
+                               kvtrace_emu_module_load(context, other, 1, 1), other[0]);
+    if (cell.first_blocks != 0) {
+        launch(work, work.neighbour);
+    }
+    return work;
 }
 
 kvtrace_emu_exec *capture(const Cell &cell, const Work &work, kvtrace_emu_context *context) {

@@ -1,10 +1,11 @@
 /*
  * One cell of the lifetime matrix, in a process of its own, which may fault or hang:
  *
- *     kvtrace_lifetime CALLBACK BINDING NEIGHBOURS GRAPH SANITIZER_LIBRARY
+ *     kvtrace_lifetime CALLBACK BINDING NEIGHBOURS GRAPH [POINT] SANITIZER_LIBRARY
  *
  * CALLBACK no_op, pointer_read, counter, full_event; BINDING target-only, per-launch,
- * every-function, re-bound, never; NEIGHBOURS same-module, other-module; GRAPH kernels, memsets.
+ * every-function, re-bound, never; NEIGHBOURS same-module, other-module; GRAPH kernels, memsets;
+ * POINT when the module is patched, see patch_point.h: then a launch of 2,048 blocks comes first.
  * Prints one JSON line, which says what the cell came to; exit status 2 for arguments that it does
  * not know. The subscriber's library is beside the program, with its name.
  */
@@ -17,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "patch_point.h"
 #include "program.h"
 #include "region.h"
 #include "subscriber.h"
@@ -60,17 +62,23 @@ bool make_region(std::string *error) {
 } // namespace
 
 int main(int argc, char **argv) {
-    if (argc != 6 || !is_one_of(argv[3], "same-module", "other-module") ||
-        !is_one_of(argv[4], "kernels", "memsets")) {
+    const bool has_point = argc == 7;
+    kvtrace_lifetime::Point point = kvtrace_lifetime::Point::kModuleLoad;
+    if ((argc != 6 && !has_point) || !is_one_of(argv[3], "same-module", "other-module") ||
+        !is_one_of(argv[4], "kernels", "memsets") ||
+        (has_point && !kvtrace_lifetime::find_point(argv[5], &point))) {
         std::fprintf(stderr, "usage: kvtrace_lifetime CALLBACK BINDING same-module|other-module "
-                             "kernels|memsets SANITIZER_LIBRARY\n");
+                             "kernels|memsets [POINT] SANITIZER_LIBRARY\n");
         return 2;
     }
     const std::string callback = argv[1];
     const Cell cell = {callback == "pointer_read", std::string(argv[3]) == "same-module",
-                       std::string(argv[4]) == "memsets"};
+                       std::string(argv[4]) == "memsets",
+                       has_point ? kvtrace_lifetime::kFirstBlocks : 0};
     const std::string library = subscriber_path();
-    setenv(KVTRACE_LIFETIME_CELL, (callback + " " + argv[2] + " " + argv[5]).c_str(), 1);
+    const std::string words = callback + " " + argv[2] + " " +
+                              (has_point ? argv[5] : "module-load") + " " + argv[argc - 1];
+    setenv(KVTRACE_LIFETIME_CELL, words.c_str(), 1);
     setenv("CUDA_INJECTION64_PATH", library.c_str(), 1);
     std::string error;
     if (!make_region(&error)) {
@@ -85,7 +93,8 @@ int main(int argc, char **argv) {
     auto report = reinterpret_cast<decltype(&kvtrace_lifetime_report)>(
         dlsym(subscriber, "kvtrace_lifetime_report"));
     const uint32_t replays = kvtrace_lifetime::run(cell, before_replay, &error);
-    report(error.c_str(), replays, kvtrace_lifetime::kNodes * kvtrace_lifetime::kReplays);
+    report(error.c_str(), replays,
+           kvtrace_lifetime::kNodes * kvtrace_lifetime::kReplays + cell.first_blocks);
     /* After a fault the driver's own end may hang. */
     std::_Exit(0);
 }

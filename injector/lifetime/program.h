@@ -9,6 +9,8 @@ namespace kvtrace_lifetime {
 
 constexpr uint32_t kNodes = 40;
 constexpr uint32_t kReplays = 7;
+/* As many as the first launch had whose blocks the article missed. */
+constexpr uint32_t kFirstBlocks = 2048;
 
 struct Cell {
     /* First a plain launch of each kernel: only where no callback follows the pointer. */
@@ -16,6 +18,9 @@ struct Cell {
     /* Neighbour kernels are in the target's module, not in one of their own. */
     bool same_module = false;
     bool has_memset_nodes = false;
+    /* Not 0: before all else a plain launch of the target with so many blocks, which loads it, and
+     * then one of the neighbour. */
+    uint32_t first_blocks = 0;
 };
 
 /* The workload: capture a graph of the cell's nodes and replay it, calling `before_replay` each

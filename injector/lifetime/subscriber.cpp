@@ -4,15 +4,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "patch_point.h"
 #include "region.h"
 #include "sanitizer_api.h"
 
 extern "C" const unsigned char kvtrace_lifetime_fatbin[];
 
 namespace {
+
+using kvtrace_lifetime::Point;
 
 enum class Binding { kTarget, kLaunch, kEvery, kAgain, kNever };
 
@@ -49,7 +54,16 @@ struct Received {
 kvtrace::SanitizerApi api;
 std::string callback;
 Binding binding = Binding::kNever;
-CUmodule patched = nullptr;
+Point point = Point::kModuleLoad;
+/* The module with the target, and what was loaded of it before it was patched. */
+CUmodule target_module = nullptr;
+CUcontext target_context = nullptr;
+std::vector<CUfunction> functions;
+std::atomic<CUmodule> patched{nullptr};
+std::atomic<bool> is_patching{false};
+/* Of the target, launched before it was patched. */
+uint64_t blocks_before = 0;
+std::thread patching_thread;
 CUfunction target = nullptr;
 const void *data_of_target = nullptr;
 uint32_t last_number = 0;
@@ -97,40 +111,96 @@ void bind(CUfunction function, const void *data) {
     data_of_target = function == target ? data : data_of_target;
 }
 
-void module_loaded(const Sanitizer_ResourceModuleData &module) {
-    if (patched != nullptr || module.pCubin == nullptr ||
-        !names_target(module.pCubin, module.cubinSize)) {
+void bind_as_asked(CUfunction function) {
+    const bool is_target = function == target;
+    if (binding == Binding::kEvery || binding == Binding::kAgain ||
+        (is_target && binding == Binding::kTarget)) {
+        bind(function, is_target ? &region()->data[0] : nullptr);
+    }
+}
+
+/* Patch the target's module, unless that was begun before. */
+void patch() {
+    if (is_patching.exchange(true)) {
         return;
     }
-    patched = module.module;
     const std::string name = "kvtrace_lifetime_" + callback;
-    check(api.add_patches(kvtrace_lifetime_fatbin, module.context), "sanitizerAddPatches");
-    check(api.patch_instructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module.module, name.c_str()),
+    check(api.add_patches(kvtrace_lifetime_fatbin, target_context), "sanitizerAddPatches");
+    check(api.patch_instructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, target_module, name.c_str()),
           "sanitizerPatchInstructions");
-    check(api.patch_module(module.module), "sanitizerPatchModule");
+    check(api.patch_module(target_module), "sanitizerPatchModule");
+    for (const CUfunction function : functions) {
+        bind_as_asked(function);
+    }
+    patched = target_module;
+}
+
+void module_loaded(const Sanitizer_ResourceModuleData &module) {
+    if (target_module == nullptr && module.pCubin != nullptr &&
+        names_target(module.pCubin, module.cubinSize)) {
+        target_module = module.module;
+        target_context = module.context;
+        if (point == Point::kModuleLoad) {
+            patch();
+        }
+    } else if (point == Point::kNextModule && blocks_before != 0) {
+        patch();
+    }
 }
 
 void functions_loaded(const Sanitizer_ResourceFunctionsLazyLoadedData &loaded) {
-    if (loaded.module != patched) {
+    if (loaded.module != target_module) {
         return;
     }
-    const bool binds_all = binding == Binding::kEvery || binding == Binding::kAgain;
     for (uint32_t i = 0; i < loaded.numFunctions; ++i) {
         const char *name = nullptr;
         if (api.function_name(&name, loaded.functions[i]) != CUDA_SUCCESS || name == nullptr) {
             failure = "cuFuncGetName failed";
             continue;
         }
-        const bool is_target = names_target(name, std::strlen(name));
-        target = is_target ? loaded.functions[i] : target;
-        if (binds_all || (is_target && binding == Binding::kTarget)) {
-            bind(loaded.functions[i], is_target ? &region()->data[0] : nullptr);
+        target = names_target(name, std::strlen(name)) ? loaded.functions[i] : target;
+        functions.push_back(loaded.functions[i]);
+        if (patched == target_module) {
+            bind_as_asked(loaded.functions[i]);
         }
+    }
+    if (point == Point::kFunctionLoad) {
+        patch();
+    }
+}
+
+/* A launch of the target that nothing is recorded of: the module is not patched yet. */
+void launched_before(const Sanitizer_LaunchData &launch) {
+    const char *name = launch.functionName != nullptr ? launch.functionName : "";
+    if (launch.module != target_module || !names_target(name, std::strlen(name))) {
+        return;
+    }
+    /* Where functions come loaded with their module, nothing was told of them. */
+    if (target == nullptr) {
+        target = launch.function;
+        functions.push_back(target);
+    }
+    if (point == Point::kLaunchBegin) {
+        patch();
+    } else {
+        blocks_before += uint64_t{launch.gridDim_x} * launch.gridDim_y * launch.gridDim_z;
+    }
+}
+
+void launch_ended(const Sanitizer_LaunchData &launch) {
+    if (launch.function != target || is_patching) {
+        return;
+    }
+    if (point == Point::kLaunchEnd) {
+        patch();
+    } else if (point == Point::kThread && !patching_thread.joinable()) {
+        patching_thread = std::thread(patch);
     }
 }
 
 void launched(const Sanitizer_LaunchData &launch, bool is_node) {
     if (launch.module != patched) {
+        launched_before(launch);
         return;
     }
     const bool is_target = launch.function == target;
@@ -159,8 +229,14 @@ void resource_changed(Sanitizer_CallbackId id, const void *data) {
 /* By id: the Sanitizer also tells of what was not enabled, as soon as anything of a domain is. */
 void SANITIZERAPI on_callback(void *, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id,
                               const void *data) {
-    if (domain == SANITIZER_CB_DOMAIN_LAUNCH) {
+    if (domain == SANITIZER_CB_DOMAIN_LAUNCH && id == SANITIZER_CBID_LAUNCH_END) {
+        launch_ended(*static_cast<const Sanitizer_LaunchData *>(data));
+    } else if (domain == SANITIZER_CB_DOMAIN_LAUNCH) {
         launched(*static_cast<const Sanitizer_LaunchData *>(data), false);
+    } else if (domain == SANITIZER_CB_DOMAIN_SYNCHRONIZE) {
+        if (point == Point::kSynchronize && blocks_before != 0) {
+            patch();
+        }
     } else if (domain == SANITIZER_CB_DOMAIN_GRAPHS) {
         const auto &node = *static_cast<const Sanitizer_GraphNodeLaunchData *>(data);
         if (node.nodeType == CU_GRAPH_NODE_TYPE_KERNEL && node.isGraphUpload == 0) {
@@ -181,6 +257,12 @@ void subscribe() {
     enable(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED);
     enable(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN);
     enable(SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN);
+    if (point == Point::kLaunchEnd || point == Point::kThread) {
+        enable(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_END);
+    }
+    if (point == Point::kSynchronize) {
+        enable(SANITIZER_CB_DOMAIN_SYNCHRONIZE, SANITIZER_CBID_SYNCHRONIZE_STREAM_SYNCHRONIZED);
+    }
 }
 
 bool is_data(uint64_t value) {
@@ -303,7 +385,7 @@ std::vector<std::string> cell_words() {
     const char *text = std::getenv(KVTRACE_LIFETIME_CELL);
     std::vector<std::string> words;
     std::string rest = text != nullptr ? text : "";
-    for (size_t space = rest.find(' '); words.size() < 2 && space != std::string::npos;
+    for (size_t space = rest.find(' '); words.size() < 3 && space != std::string::npos;
          space = rest.find(' ')) {
         words.push_back(rest.substr(0, space));
         rest = rest.substr(space + 1);
@@ -317,9 +399,10 @@ std::vector<std::string> cell_words() {
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
     const std::vector<std::string> words = cell_words();
     char error[256];
-    if (words.size() != 3 || !find_binding(words[1])) {
+    if (words.size() != 4 || !find_binding(words[1]) ||
+        !kvtrace_lifetime::find_point(words[2], &point)) {
         failure = "no cell is named by " KVTRACE_LIFETIME_CELL;
-    } else if (!api.load(words[2].c_str(), error, sizeof(error))) {
+    } else if (!api.load(words[3].c_str(), error, sizeof(error))) {
         failure = error;
     } else {
         callback = words[0];
@@ -336,17 +419,21 @@ void kvtrace_lifetime_before_replay(uint32_t replay) {
 }
 
 void kvtrace_lifetime_report(const char *error, uint32_t replays, uint32_t expected_events) {
-    if (failure.empty() && (patched == nullptr || target == nullptr)) {
+    if (patching_thread.joinable()) {
+        patching_thread.join();
+    }
+    if (failure.empty() && (target_module == nullptr || target == nullptr)) {
         failure = "the Sanitizer did not tell of the module, or not of the target";
     }
     for (char &letter : failure) {
         letter = letter == '"' || letter == '\\' || letter < ' ' ? '?' : letter;
     }
     std::printf("{\"error\": \"%s\", \"failure\": \"%s\", \"replays\": %u, \"expected\": %u, "
-                "\"events\": %llu, \"own_data\": %llu",
+                "\"events\": %llu, \"own_data\": %llu, \"before\": %llu",
                 error, failure.c_str(), replays, expected_events,
                 static_cast<unsigned long long>(events_of_target()),
-                static_cast<unsigned long long>(events_with_own_data()));
+                static_cast<unsigned long long>(events_with_own_data()),
+                static_cast<unsigned long long>(blocks_before));
     print_received();
     std::printf("}\n");
     std::fflush(stdout);

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-/* Set by the program before its first CUDA call: "CALLBACK BINDING SANITIZER_LIBRARY". */
+/* Set by the program before its first CUDA call: "CALLBACK BINDING POINT SANITIZER_LIBRARY". */
 #define KVTRACE_LIFETIME_CELL "KVTRACE_LIFETIME_CELL"
 #define KVTRACE_LIFETIME_TARGET "kvtrace_lifetime_target"
 

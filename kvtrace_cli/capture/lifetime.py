@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from kvtrace_cli.capture.injection import CONFIG_VARIABLE, INJECTION_VARIABLE, PRELOAD_VARIABLE
@@ -57,23 +58,26 @@ def run_cells(
     timeout_s: float,
     jobs: int,
     new_memory: int | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[tuple[str, ...], Outcome]:
     """Run cells side by side.
 
     Args:
-        cells: the program's arguments: callback, binding, neighbours, graph.
+        cells: the program's arguments: callback, binding, neighbours, graph, and where that is
+            what differs when the module is patched.
         program: from `find_program`.
         sanitizer_library: that the program subscribes to.
         timeout_s: after which a cell is said to hang, and is killed.
         jobs: cells that run at once.
         new_memory: the byte that new memory of their host processes is filled with; null: as the
             system gives it.
+        variables: more of their environment.
 
     Raises:
         ConfigError: the program does not know our cells, or cannot be started.
     """
     found = {}
-    environment = dict(_environment(new_memory))
+    environment = dict(_environment(new_memory)) | dict(variables)
     with ThreadPoolExecutor(jobs) as pool:
         running = {
             pool.submit(

@@ -1,8 +1,10 @@
 """`kvtrace lifetime`: which callback data survives graph replay, tried on a small program."""
 
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,17 +20,22 @@ from kvtrace_cli.analysis.lifetime_model import (
     Status,
     all_cells,
 )
+from kvtrace_cli.analysis.patch_point_model import Loading, PatchPoint, PointResult
+from kvtrace_cli.analysis.patch_points import judge_point
 from kvtrace_cli.capture.gpus import list_gpus
+from kvtrace_cli.capture.injection import LATE_PATCHING_VARIABLE
 from kvtrace_cli.capture.libraries import find_emulator_library, find_sanitizer_library
 from kvtrace_cli.capture.lifetime import Outcome, find_program, run_cells
 from kvtrace_cli.capture.progress import Progress
 from kvtrace_cli.commands.run_options import JsonOption, SanitizerOption
 from kvtrace_cli.config import EngineConfig
 from kvtrace_cli.errors import ConfigError, ExitCode
-from kvtrace_cli.reports.lifetime_documents import lifetime_document
+from kvtrace_cli.reports.lifetime_documents import lifetime_document, patch_points_document
 from kvtrace_cli.reports.lifetime_tables import lifetime_tables
+from kvtrace_cli.reports.patch_point_tables import patch_point_tables
 
 _EMULATOR = "emulator"
+_Run = Callable[..., dict[tuple[str, ...], Outcome]]
 
 
 def lifetime(
@@ -49,6 +56,10 @@ def lifetime(
         float, typer.Option("--timeout", help="Seconds after which a cell is said to hang.")
     ] = 15.0,
     jobs: Annotated[int, typer.Option("--jobs", help="Cells that run at once.")] = 4,
+    patch_points: Annotated[
+        bool,
+        typer.Option("--patch-points", help="Try when a module can be patched, not the matrix."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Try every way of binding callback data under graph replay, each in its own process.
@@ -67,39 +78,74 @@ def lifetime(
     found_program = find_program(program, emulated=emulated)
     find_library = find_emulator_library if emulated else find_sanitizer_library
     library = find_library(sanitizer_library)
-    results = _run_all(found_program, library, timeout_s=timeout, jobs=jobs, heap=heap)
+    run = partial(
+        run_cells,
+        program=found_program,
+        sanitizer_library=library,
+        timeout_s=timeout,
+        jobs=jobs,
+        new_memory=HEAP_MARK_BYTE if heap is Heap.USED else None,
+    )
+    about = {
+        "emulated": emulated,
+        "gpus": [] if emulated or not as_json else [asdict(gpu) for gpu in list_gpus()],
+        "sanitizer_library": str(library),
+        "heap": heap.value,
+        "timeout_s": timeout,
+    }
+    with closing(Progress(verbose=False)) as progress:
+        if patch_points:
+            points = _try_points(run, progress)
+            statuses = [one.status for one in points]
+            document = patch_points_document(points, about)
+            tables = patch_point_tables(points, emulated=emulated)
+        else:
+            cells = _try_cells(run, progress)
+            statuses = [one.status for one in cells]
+            document = lifetime_document(cells, about)
+            tables = lifetime_tables(cells, emulated=emulated)
     if as_json:
-        about = {
-            "emulated": emulated,
-            "gpus": [] if emulated else [asdict(gpu) for gpu in list_gpus()],
-            "sanitizer_library": str(library),
-            "heap": heap.value,
-            "timeout_s": timeout,
-        }
-        text = json.dumps(lifetime_document(results, about), indent=2)
-        console.out.print(text, markup=False, soft_wrap=True)
+        console.out.print(json.dumps(document, indent=2), markup=False, soft_wrap=True)
     else:
-        for part in lifetime_tables(results, emulated=emulated):
+        for part in tables:
             console.out.print(part)
-    is_whole = all(result.status is not Status.NOT_RUN for result in results)
+    is_whole = Status.NOT_RUN not in statuses
     raise typer.Exit(ExitCode.AGREES if is_whole else ExitCode.INCONCLUSIVE)
 
 
-def _run_all(
-    program: Path, library: Path, *, timeout_s: float, jobs: int, heap: Heap
-) -> list[CellResult]:
+def _try_cells(run: _Run, progress: Progress) -> list[CellResult]:
     cells = {_arguments(cell): cell for cell in all_cells()}
-    with closing(Progress(verbose=False)) as progress:
-        progress.note(f"running {len(cells)} cells, {jobs} at once")
-        outcomes = run_cells(
-            cells,
-            program=program,
-            sanitizer_library=library,
-            timeout_s=timeout_s,
-            jobs=jobs,
-            new_memory=HEAP_MARK_BYTE if heap is Heap.USED else None,
-        )
+    progress.note(f"running {len(cells)} cells")
+    outcomes = run(cells)
     return [_judged(cell, outcomes[arguments]) for arguments, cell in cells.items()]
+
+
+def _try_points(run: _Run, progress: Progress) -> list[PointResult]:
+    progress.note(f"patching at {len(PatchPoint)} points, with lazy and with eager loading")
+    # The neighbour is in a module of its own, so that one is loaded after the first launch.
+    points = {
+        ("counter", "every-function", "other-module", "kernels", point.value): point
+        for point in PatchPoint
+    }
+    results = []
+    for loading in Loading:
+        variables = {
+            "CUDA_MODULE_LOADING": loading.value.upper(),
+            # The emulator is to show what is lost, and so does not end where a GPU hangs.
+            LATE_PATCHING_VARIABLE: "1",
+        }
+        outcomes = run(points, variables=variables)
+        results += [
+            judge_point(
+                point,
+                loading,
+                outcomes[arguments].found,
+                timed_out=outcomes[arguments].timed_out,
+                said=outcomes[arguments].said,
+            )
+            for arguments, point in points.items()
+        ]
+    return results
 
 
 def _judged(cell: Cell, outcome: Outcome) -> CellResult:

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from kvtrace_cli import __version__
 from kvtrace_cli.analysis.lifetime_model import CellResult
+from kvtrace_cli.analysis.patch_point_model import PointResult
 
 SCHEMA_VERSION: Final = 1
+POINTS_SCHEMA_VERSION: Final = 1
 
 
 def lifetime_document(results: Sequence[CellResult], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +27,35 @@ def lifetime_document(results: Sequence[CellResult], about: Mapping[str, Any]) -
         "kvtrace_version": __version__,
         **about,
         "cells": [_cell(result) for result in results],
+    }
+
+
+def patch_points_document(
+    results: Sequence[PointResult], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what `kvtrace lifetime --patch-points --json` prints.
+
+    Args:
+        results: of all programs.
+        about: what ran them.
+    """
+    return {
+        "kind": "kvtrace-patch-points",
+        "schema_version": POINTS_SCHEMA_VERSION,
+        "kvtrace_version": __version__,
+        **about,
+        "points": [
+            {
+                "patched_at": result.point.value,
+                "loading": result.loading.value,
+                "status": result.status.value,
+                "error": result.error or None,
+                "expected": result.expected,
+                "events": result.events,
+                "launched_before_patching": result.before,
+            }
+            for result in results
+        ],
     }
 
 

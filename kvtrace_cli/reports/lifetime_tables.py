@@ -20,7 +20,7 @@ from kvtrace_cli.analysis.lifetime_model import (
 )
 from kvtrace_cli.reports.cells import count, new_table
 
-_STYLES: Final = {
+STATUS_STYLES: Final = {
     Status.OK: "green",
     Status.FAULT: "bold red",
     Status.HANG: "bold red",
@@ -43,7 +43,7 @@ _CALLBACKS: Final = {
     Callback.FULL_EVENT: "full event",
 }
 # Of the runtime's names, those that people know by other words.
-_ERRORS: Final = {
+ERRORS: Final = {
     "cudaErrorMisalignedAddress": "misaligned address",
     "cudaErrorIllegalAddress": "illegal address",
 }
@@ -106,12 +106,12 @@ def _row_names(binding: Binding, neighbours: Neighbours, graph: GraphKind) -> tu
 
 
 def _outcome(result: CellResult) -> Text:
-    return Text(_words(result), style=_STYLES[result.status])
+    return Text(_words(result), style=STATUS_STYLES[result.status])
 
 
 def _words(result: CellResult) -> str:
     if result.status is Status.FAULT:
-        return str(_ERRORS.get(result.error, result.error))
+        return str(ERRORS.get(result.error, result.error))
     if result.status is Status.LOST:
         return f"lost {result.expected - (result.events or 0)} of {result.expected}"
     if result.status is Status.OK and result.events is not None:

@@ -164,6 +164,30 @@ def test_the_tables_are_whole_at_80_columns():
     assert "garbage 0x7f00deadbeef (no multiple of 8)" in done.stdout
 
 
+def test_whoever_patches_after_the_first_launch_loses_its_2048_blocks():
+    """The article's sum: 1,768 missing of 2,048, less the 280 that its expectation left out."""
+    done = run("--patch-points", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["kind"], document["schema_version"]) == ("kvtrace-patch-points", 1)
+    assert len(document["points"]) == 7 * 2
+    for one in document["points"]:
+        assert (one["expected"], one["error"]) == (2_048 + ALL, None)
+        found = one["status"], one["events"], one["launched_before_patching"]
+        if one["patched_at"] in ("module-load", "function-load", "launch-begin"):
+            assert found == ("ok", 2_048 + ALL, 0)
+        elif one["patched_at"] != "other-thread":  # which comes when it comes
+            assert found == ("ok", ALL, 2_048)
+
+
+def test_patch_points_are_told_at_80_columns():
+    done = run("--patch-points")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("280 of 2,328; 2,048 before") >= 6
+    assert "(EMULATED)" in done.stdout
+
+
 @pytest.mark.parametrize("callback", ["no_op", "pointer_read", "counter", "full_event"])
 def test_a_cell_is_clean_under_the_address_sanitizer(callback):
     built = build("address")

@@ -184,6 +184,7 @@ def test_layers_import_downwards_only():
             "analysis.overhead_model",
             "analysis.gap_model",
             "analysis.lifetime_model",
+            "analysis.patch_point_model",
             "analysis.rank_model",
             "analysis.report_model",
             "analysis.run_facts",

@@ -20,11 +20,14 @@ from kvtrace_cli.analysis.lifetime_model import (
     Status,
     all_cells,
 )
+from kvtrace_cli.analysis.patch_point_model import Loading, PatchPoint
+from kvtrace_cli.analysis.patch_points import judge_point
 from kvtrace_cli.app import main
 from kvtrace_cli.capture.lifetime import find_program, run_cells
 from kvtrace_cli.errors import ConfigError
 from kvtrace_cli.reports.lifetime_documents import lifetime_document
 from kvtrace_cli.reports.lifetime_tables import lifetime_tables
+from kvtrace_cli.reports.patch_point_tables import patch_point_tables
 
 COUNTER = Cell(Callback.COUNTER, Binding.PER_LAUNCH, Neighbours.SAME_MODULE, GraphKind.KERNELS)
 POINTER = Cell(Callback.POINTER_READ, Binding.NEVER, Neighbours.SAME_MODULE, GraphKind.KERNELS)
@@ -194,6 +197,38 @@ def test_the_document_has_pointers_as_text_and_no_empty_counts():
     assert (document["kind"], document["schema_version"]) == ("kvtrace-lifetime", 1)
     assert cell["received"]["target_node"]["first_unknown"] == "0xff"
     assert (cell["error"], cell["own_data"], cell["events"]) == (None, None, 280)
+
+
+def point(found, *, timed_out=False):
+    return judge_point(
+        PatchPoint.LAUNCH_END, Loading.LAZY, found, timed_out=timed_out, said="no device"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        ({"events": 2328, "before": 0}, Status.OK, "2,328 of 2,328 "),
+        ({"events": 280, "before": 2048}, Status.OK, "280 of 2,328; 2,048 before"),
+        ({"events": 279, "before": 2048}, Status.LOST, "279 of 2,328; 2,048 before"),
+        ({"events": 0, "before": 2328}, Status.LOST, "0 of 2,328; 2,328 before"),
+        ({"events": 3, "before": 0, "error": "cudaErrorIllegalAddress"}, Status.FAULT, "illegal"),
+        ({"events": None, "before": 0}, Status.NOT_RUN, "not run: printed no outcome"),
+        ({"events": 1, "before": 0, "failure": "x failed: 3"}, Status.NOT_RUN, "x failed: 3"),
+    ],
+)
+def test_a_patch_point_is_judged_by_what_became_of_every_block(found, status, words):
+    result = point({"error": "", "failure": "", "expected": 2328} | found)
+    assert result.status is status
+    console = Console(width=80, record=True)
+    for part in patch_point_tables([result], emulated=False):
+        console.print(part)
+    assert words in console.export_text()
+
+
+def test_a_patch_point_that_hangs_or_says_nothing():
+    assert point(None, timed_out=True).status is Status.HANG
+    assert (point(None).status, point(None).error) == (Status.NOT_RUN, "no device")
 
 
 @pytest.mark.parametrize(
