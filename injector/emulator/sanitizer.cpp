@@ -72,8 +72,9 @@ SanitizerResult enter(const char *name) {
     return fails ? static_cast<SanitizerResult>(found->second.result) : SANITIZER_SUCCESS;
 }
 
-/* The same for a call that patches. On a GPU each one hangs in a launch's callback (docs/answers.md,
- * 2); here it ends the process with a word, unless a run is to show what patching so late loses. */
+/* The same for a call that patches. On a GPU each one hangs in a launch's callback
+ * (docs/answers.md, 2); here it ends the process with a word, unless a run is to show what patching
+ * so late loses. */
 SanitizerResult enter_patching(const char *name) {
     if (launch_depth > 0 && std::getenv("KVTRACE_EMULATOR_LATE_PATCHING") == nullptr) {
         std::fprintf(stderr, "emulator: %s in a launch's callback: on a GPU it hangs\n", name);

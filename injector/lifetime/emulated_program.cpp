@@ -34,10 +34,10 @@ Work load(const Cell &cell, kvtrace_emu_context *context) {
         launch(work, work.target, cell.first_blocks);
         kvtrace_emu_stream_synchronize(work.stream);
     }
-    work.neighbour = cell.same_module
-                         ? kvtrace_emu_get_function(module, own[1])
-                         : kvtrace_emu_get_function(
-                               kvtrace_emu_module_load(context, other, 1, 1), other[0]);
+    work.neighbour =
+        cell.same_module
+            ? kvtrace_emu_get_function(module, own[1])
+            : kvtrace_emu_get_function(kvtrace_emu_module_load(context, other, 1, 1), other[0]);
     if (cell.first_blocks != 0) {
         launch(work, work.neighbour);
     }

@@ -1,10 +1,10 @@
 #include "subscriber.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>

@@ -2,15 +2,16 @@
  * What a block entry costs where the GPU is never idle: one graph of NODES kernels in a chain,
  * replayed and timed.
  *
- *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS NODE_NS BETWEEN_MIB MEMSETS
+ *     callback_chain chain|ladder NODES REPLAYS ROUNDS BLOCKS THREADS ITERATIONS
+ *         NODE_NS BETWEEN_MIB MEMSETS
  *
  * `chain` times the kernel as it is, so under the injector it times that. `ladder` times, in turn
  * and within one process, the kernel as it is and once with each callback of ladder_patch.cu; the
  * driver must have loaded the ladder's subscriber. ITERATIONS 0: find how many make a node last
- * NODE_NS. BETWEEN_MIB, if not 0: before each node another kernel reads so much memory and runs more
- * code than the caches of instructions hold, so that the node finds them cold, as in a server.
- * MEMSETS, if not 0: before each node a memset node, as a decode graph has some of. A
- * round is REPLAYS replays of each; prints one JSON line.
+ * NODE_NS. BETWEEN_MIB, if not 0: before each node another kernel reads so much memory and runs
+ * more code than the caches of instructions hold, so that the node finds them cold, as in a server.
+ * MEMSETS, if not 0: before each node a memset node, as a decode graph has some of. A round is
+ * REPLAYS replays of each; prints one JSON line.
  */
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -385,8 +386,8 @@ void print(const Options &options, const std::vector<Timed> &all) {
 
 Options read_options(int argc, char **argv) {
     Options options = {};
-    uint32_t *const numbers[] = {&options.nodes,  &options.replays, &options.rounds,
-                                 &options.blocks, &options.threads, &options.iterations,
+    uint32_t *const numbers[] = {&options.nodes,   &options.replays,     &options.rounds,
+                                 &options.blocks,  &options.threads,     &options.iterations,
                                  &options.node_ns, &options.between_mib, &options.memsets};
     constexpr int count = sizeof(numbers) / sizeof(numbers[0]);
     const std::string mode = argc == count + 2 ? argv[1] : "";

@@ -65,8 +65,8 @@ KVTRACE_DEVICE bool find_place(const kvtrace_callback_data *data, uint32_t capac
     }
     kvtrace_device_counters *counters =
         kPlace == Place::kEarly
-            ? reinterpret_cast<kvtrace_device_counters *>(
-                  reinterpret_cast<uint64_t>(data) - KVTRACE_LADDER_COUNTERS_BEFORE_DATA)
+            ? reinterpret_cast<kvtrace_device_counters *>(reinterpret_cast<uint64_t>(data) -
+                                                          KVTRACE_LADDER_COUNTERS_BEFORE_DATA)
             : kvtrace_counters(data);
     uint64_t drained = 0;
     if (kPlace == Place::kCacheThenAtomic || kPlace == Place::kEarly) {
