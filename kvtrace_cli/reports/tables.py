@@ -28,6 +28,7 @@ from kvtrace_cli.reports.rank_tables import ranks_table
 from kvtrace_cli.reports.request_tables import attribution_tables
 
 _NONE = "-"
+_MOST_NAME = 26
 
 
 def reconciliation_tables(
@@ -175,7 +176,10 @@ def _durations(durations: Durations | None) -> str:
 def files_table(files: tuple[FileBooks, ...], rank_names: Mapping[int, str]) -> Table:
     """Return the books of every dump file, with the rank of its process if that has a name."""
     table = new_table("Recorded files")
-    table.add_column("file", overflow="fold")
+    # A name in one piece can be copied; what the file is may go over several lines.
+    table.padding = (0, 1, 0, 0)
+    longest = max((len(books.name) for books in files), default=0)
+    table.add_column("file", overflow="fold", min_width=min(longest, _MOST_NAME))
     if rank_names:
         table.add_column("rank", no_wrap=True)
     for name in ("written", "dropped", "gaps", "timer back"):
