@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from kvtrace_cli.analysis.audit_model import Audit
+from kvtrace_cli.analysis.diff_words import passes_in_words
 from kvtrace_cli.analysis.joined import SLICE_EVENTS
 from kvtrace_cli.analysis.launches import IS_MEASURED
 from kvtrace_cli.analysis.measured import STRETCH
@@ -318,7 +319,8 @@ def _figures(recording: Recording, result: Reconciliation) -> Iterator[Figure]:
     """Yield the medians of what `kvtrace diff` compares."""
     for figure in pass_times(result, recording).figures:
         if figure.samples:
-            yield Figure(figure.name, figure.of, figure.clock, median(figure.samples), figure.count)
+            of = passes_in_words(figure.of)
+            yield Figure(figure.name, of, figure.clock, median(figure.samples), figure.count)
 
 
 def _gaps(dump: EventDump) -> Iterator[SequenceGap]:

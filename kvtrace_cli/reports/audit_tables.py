@@ -30,8 +30,10 @@ def audit_tables(result: Audit) -> Iterator[RenderableType]:
     """Yield what `kvtrace audit` prints, top to bottom; the conclusion comes last."""
     title = "KV writes against the slots that the scheduler assigned"
     yield Text(f"{title} (EMULATED)" if result.emulated else title, style="italic")
-    yield rows_table(result)
-    yield Text(_scope(result.judged))
+    # Without a layer nothing was looked at: zeros would say that there was nothing.
+    if result.judged.layers:
+        yield rows_table(result)
+        yield Text(_scope(result.judged))
     for count in result.rules:
         yield _rule_title(count)
         yield _evidence(result, count)

@@ -230,6 +230,13 @@ def test_of_cupti_nothing_is_said_to_be_lacking_in_the_document(pair):
     assert seen["settings"]["steps"] is True
 
 
+def test_an_audit_of_cupti_says_that_it_cannot_judge_and_no_zeros(pair, capsys):
+    assert main(["audit", pair[1]]) == ExitCode.INCONCLUSIVE
+    out = capsys.readouterr().out
+    assert "cannot judge" in out
+    assert "in steps" not in out
+
+
 def test_spans_are_those_that_reconciling_tells(pair, graph):
     _, blocks = documented("reconcile", pair[0])
     (one,) = blocks["measured_graphs"]

@@ -362,6 +362,8 @@ def test_the_report_has_the_pictures_of_each_rank_to_choose_from(runs, tmp_path,
     code, _ = printed("report", runs / name, "-o", target)
     assert code == ExitCode.AGREES
     page = target.read_text()
+    assert "2 x NVIDIA H200, driver 580.159.04" in page
+    assert re.search(r"replay of 40, grid \d+<", page)
     # A timeline and a heat map, each with one picture a rank.
     options = re.findall(r'<div class="option"[^>]*aria-label="rank (\w+)"', page)
     assert options == [*BOOKS[name]] * 2

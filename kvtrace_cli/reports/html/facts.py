@@ -1,6 +1,7 @@
 """What was run, from the manifest: only what is known, each value as text."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -72,21 +73,20 @@ def _engine(manifest: Mapping[str, Any]) -> str:
 
 
 def _gpus(gpus: Any) -> str:
+    """Write each sort of GPU once, with how many there are."""
     known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    return "; ".join(
-        ", ".join(
-            part
-            for part in (
-                _text(gpu.get("name")),
-                f"driver {gpu['driver_version']}" if gpu.get("driver_version") else "",
-                f"compute capability {gpu['compute_capability']}"
-                if gpu.get("compute_capability")
-                else "",
-            )
-            if part
-        )
-        for gpu in known
+    sorts = Counter(_gpu(gpu) for gpu in known)
+    return "; ".join(f"{number} x {one}" if number > 1 else one for one, number in sorts.items())
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    driver, capability = gpu.get("driver_version"), gpu.get("compute_capability")
+    parts = (
+        _text(gpu.get("name")),
+        f"driver {driver}" if driver else "",
+        f"compute capability {capability}" if capability else "",
     )
+    return ", ".join(part for part in parts if part)
 
 
 def _versions(versions: Mapping[str, Any]) -> str:
