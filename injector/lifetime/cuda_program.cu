@@ -30,6 +30,11 @@ struct Work {
     cudaGraphExec_t exec = nullptr;
 };
 
+/* Wait for what was launched; true if it ran well. */
+bool ran_well(const Work &work, std::string *error) {
+    return is_well(cudaGetLastError(), error) && is_well(cudaStreamSynchronize(work.stream), error);
+}
+
 void launch_neighbour(const Cell &cell, const Work &work) {
     if (cell.same_module) {
         kvtrace_lifetime_neighbour<<<1, kThreads, 0, work.stream>>>(work.word);
@@ -66,7 +71,7 @@ bool capture(const Cell &cell, Work *work, std::string *error) {
 bool launch_plainly(const Cell &cell, const Work &work, std::string *error) {
     kvtrace_lifetime_target<<<1, kThreads, 0, work.stream>>>(work.word);
     launch_neighbour(cell, work);
-    return is_well(cudaGetLastError(), error) && is_well(cudaStreamSynchronize(work.stream), error);
+    return ran_well(work, error);
 }
 
 /* Long enough for a thread that patches meanwhile. */
@@ -75,13 +80,12 @@ constexpr auto kPause = std::chrono::milliseconds(300);
 /* Loads both kernels, if they are loaded lazily. */
 bool launch_first(const Cell &cell, const Work &work, std::string *error) {
     kvtrace_lifetime_target<<<cell.first_blocks, kThreads, 0, work.stream>>>(work.word);
-    if (!is_well(cudaGetLastError(), error) ||
-        !is_well(cudaStreamSynchronize(work.stream), error)) {
+    if (!ran_well(work, error)) {
         return false;
     }
     std::this_thread::sleep_for(kPause);
     launch_neighbour(cell, work);
-    return is_well(cudaGetLastError(), error) && is_well(cudaStreamSynchronize(work.stream), error);
+    return ran_well(work, error);
 }
 
 } // namespace

@@ -119,6 +119,14 @@ void bind_as_asked(CUfunction function) {
     }
 }
 
+/* Bind it now if its module is patched, else as soon as it is. */
+void add_function(CUfunction function) {
+    functions.push_back(function);
+    if (patched == target_module) {
+        bind_as_asked(function);
+    }
+}
+
 /* Patch the target's module, unless that was begun before. */
 void patch() {
     if (is_patching.exchange(true)) {
@@ -159,26 +167,27 @@ void functions_loaded(const Sanitizer_ResourceFunctionsLazyLoadedData &loaded) {
             continue;
         }
         target = names_target(name, std::strlen(name)) ? loaded.functions[i] : target;
-        functions.push_back(loaded.functions[i]);
-        if (patched == target_module) {
-            bind_as_asked(loaded.functions[i]);
-        }
+        add_function(loaded.functions[i]);
     }
     if (point == Point::kFunctionLoad) {
         patch();
     }
 }
 
+/* Where functions come loaded with their module, nothing is told of them before their launch. */
+void meet(const Sanitizer_LaunchData &launch) {
+    const char *name = launch.functionName != nullptr ? launch.functionName : "";
+    if (target == nullptr && launch.module == target_module &&
+        names_target(name, std::strlen(name))) {
+        target = launch.function;
+        add_function(target);
+    }
+}
+
 /* A launch of the target that nothing is recorded of: the module is not patched yet. */
 void launched_before(const Sanitizer_LaunchData &launch) {
-    const char *name = launch.functionName != nullptr ? launch.functionName : "";
-    if (launch.module != target_module || !names_target(name, std::strlen(name))) {
+    if (target == nullptr || launch.function != target) {
         return;
-    }
-    /* Where functions come loaded with their module, nothing was told of them. */
-    if (target == nullptr) {
-        target = launch.function;
-        functions.push_back(target);
     }
     if (point == Point::kLaunchBegin) {
         patch();
@@ -199,6 +208,7 @@ void launch_ended(const Sanitizer_LaunchData &launch) {
 }
 
 void launched(const Sanitizer_LaunchData &launch, bool is_node) {
+    meet(launch);
     if (launch.module != patched) {
         launched_before(launch);
         return;

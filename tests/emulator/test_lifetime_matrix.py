@@ -14,6 +14,7 @@ import pytest
 from emulated import ROOT, SANITIZER_OPTIONS, build
 
 from kvtrace_cli.analysis.lifetime_model import HEAP_MARK
+from kvtrace_cli.capture.injection import LATE_PATCHING_VARIABLE
 
 RECORDED = ROOT / "tests/data/h200-lifetime"
 ALL = 40 * 7
@@ -178,6 +179,26 @@ def test_whoever_patches_after_the_first_launch_loses_its_2048_blocks():
             assert found == ("ok", 2_048 + ALL, 0)
         elif one["patched_at"] != "other-thread":  # which comes when it comes
             assert found == ("ok", ALL, 2_048)
+
+
+@pytest.mark.parametrize(
+    ("point", "found"), [("module-load", (2_328, 0)), ("launch-end", (280, 2_048))]
+)
+def test_functions_that_come_loaded_with_their_module_are_met_at_their_launch(point, found):
+    """As with eager loading, where the Sanitizer need not tell of them before."""
+    built = build("plain")
+    cell = ("counter", "every-function", "other-module", "kernels")
+    done = subprocess.run(
+        [built.lifetime, *cell, point, built.emulator],
+        env=SANITIZER_OPTIONS | {"KVTRACE_EMULATOR_QUIET_LOADS": "1", LATE_PATCHING_VARIABLE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert (told["error"], told["failure"]) == ("", "")
+    assert (told["events"], told["before"]) == found
 
 
 def test_patch_points_are_told_at_80_columns():
