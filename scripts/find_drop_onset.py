@@ -65,6 +65,11 @@ class Step:
     dropped: int
 
     @property
+    def per_s(self) -> float:
+        """Blocks a second, as they ran."""
+        return self.blocks / self.seconds
+
+    @property
     def lost(self) -> int:
         """Blocks that are neither written nor counted as dropped."""
         return self.blocks - self.written - self.dropped
@@ -156,7 +161,7 @@ def steps_of(launching: Launching, args: argparse.Namespace, ring_events: int) -
         step = launching.step(blocks, launches, INTERVAL_NS, rate)
         yield step
         with_drops += step.dropped > 0
-        too_slow += step.blocks / step.seconds < rate / 2
+        too_slow += step.per_s < rate / 2
         if STEPS_ENOUGH in (with_drops, too_slow):
             break
         time.sleep(SETTLE_S)
@@ -175,10 +180,6 @@ def measure(args: argparse.Namespace, ring_events: int) -> list[Step]:
             launching.end()
 
 
-def _ran_per_s(step: Step) -> float:
-    return step.blocks / step.seconds
-
-
 def onset(steps: Sequence[Step]) -> dict[str, Any]:
     """Return where the drops of one ring begin; null where there is no such step.
 
@@ -188,13 +189,15 @@ def onset(steps: Sequence[Step]) -> dict[str, Any]:
     `held_per_s` to `drops_from_asked_per_s`. `largest_burst`: the largest launch without a drop.
     """
     rates = [step for step in steps if step.kind == "rate"]
-    held = max((step for step in rates if not step.dropped), key=_ran_per_s, default=None)
+    held = max(
+        (step for step in rates if not step.dropped), key=lambda step: step.per_s, default=None
+    )
     dropping = [step for step in rates if step.dropped]
     bursts = [step.blocks for step in steps if step.kind == "burst" and not step.dropped]
     return {
-        "held_per_s": None if held is None else _ran_per_s(held),
+        "held_per_s": None if held is None else held.per_s,
         "held_asked_per_s": None if held is None else held.asked_per_s,
-        "drops_from_per_s": min(map(_ran_per_s, dropping), default=None),
+        "drops_from_per_s": min((step.per_s for step in dropping), default=None),
         "drops_from_asked_per_s": min((step.asked_per_s or 0 for step in dropping), default=None),
         "largest_burst": max(bursts, default=None),
     }
@@ -211,7 +214,7 @@ def tell(ring_events: int, steps: Sequence[Step], *, emulated: bool) -> None:
         table.add_row(
             asked,
             f"{step.blocks:,}",
-            f"{step.blocks / step.seconds:,.0f}" if step.seconds else "",
+            f"{step.per_s:,.0f}" if step.seconds else "",
             f"{step.written:,}",
             f"{step.dropped:,}",
             f"{64 * step.written / step.drained_s / 1e6:,.0f}" if step.drained_s else "",

@@ -132,34 +132,39 @@ def run_program(
     return found
 
 
+def run_chain(
+    args: argparse.Namespace, shape: Shape, iterations: int, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a chain took in a process of its own."""
+    variants = run_program(args, "chain", shape, iterations, environment)["variants"]
+    timed: dict[str, Any] = variants[0]
+    return timed
+
+
+def beside(
+    shape: Shape, name: str, found: Mapping[str, Any], clean: Mapping[str, Any], **counts: int
+) -> Row:
+    """Return the row of a process that came after a clean one."""
+    level = median(clean["node_ns"])
+    more = [one - level for one in found["node_ns"]]
+    return Row(shape.name, name, False, found["node_ns"], more, found["submit_ns"], **counts)
+
+
 def measure_arms(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
     """Yield each arm, in a process of its own, with a clean one before it."""
-    name = shape.name
     for start in range(args.starts):
         for arm, recording in ARMS.items():
-            clean = run_program(args, "chain", shape, iterations, clean_environment())["variants"][
-                0
-            ]
-            yield Row(name, "clean", False, clean["node_ns"], [], clean["submit_ns"])
+            clean = run_chain(args, shape, iterations, clean_environment())
+            yield Row(shape.name, "clean", False, clean["node_ns"], [], clean["submit_ns"])
             asked = replace(recording, injector=args.injector, sanitizer_library=args.sanitizer)
             with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
                 place = Path(directory) / f"{arm}-{start}"
                 environment = recorded_environment(place, asked)
-                found = run_program(args, "chain", shape, iterations, environment)["variants"][0]
+                found = run_chain(args, shape, iterations, environment)
                 counters = read_counters(place / "raw")
             if counters.launches == 0:
                 raise FailedError(f"{arm} {shape.name}: the injector recorded no launch")
-            level = median(clean["node_ns"])
-            yield Row(
-                name,
-                arm,
-                False,
-                found["node_ns"],
-                [one - level for one in found["node_ns"]],
-                found["submit_ns"],
-                events=counters.events,
-                dropped=counters.dropped,
-            )
+            yield beside(shape, arm, found, clean, events=counters.events, dropped=counters.dropped)
 
 
 def ladder_environment(args: argparse.Namespace) -> dict[str, str]:
@@ -173,12 +178,9 @@ def ladder_environment(args: argparse.Namespace) -> dict[str, str]:
 def measure_subscriptions(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
     """Yield each set of callbacks, in a process of its own, with a clean one before it."""
     for name, groups in SUBSCRIPTIONS.items():
-        clean = run_program(args, "chain", shape, iterations, clean_environment())["variants"][0]
+        clean = run_chain(args, shape, iterations, clean_environment())
         environment = ladder_environment(args) | {"KVTRACE_LADDER_CALLBACKS": groups}
-        found = run_program(args, "chain", shape, iterations, environment)["variants"][0]
-        level = median(clean["node_ns"])
-        more = [one - level for one in found["node_ns"]]
-        yield Row(shape.name, name, False, found["node_ns"], more, found["submit_ns"])
+        yield beside(shape, name, run_chain(args, shape, iterations, environment), clean)
 
 
 def measure_ladder(args: argparse.Namespace, shape: Shape, iterations: int) -> Iterator[Row]:
@@ -216,7 +218,7 @@ def measure_shape(
     for measure in (measure_ladder, measure_arms, measure_subscriptions):
         try:
             rows.extend(measure(args, shape, first["iterations"]))
-        except (FailedError, KvtraceError) as error:  # noqa: PERF203  two turns
+        except (FailedError, KvtraceError) as error:  # noqa: PERF203  three turns
             failures.append(str(error))
     return failures
 

@@ -130,8 +130,14 @@ uint32_t patch_for(Sanitizer_InstructionId instruction, const char *name) {
 } // namespace
 
 void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
+    if (is_enabled[domain][id].load(std::memory_order_relaxed)) {
+        call_back_unasked(domain, id, data);
+    }
+}
+
+void call_back_unasked(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
     const Sanitizer_Subscriber_st *to = subscriber.load(std::memory_order_acquire);
-    if (to == nullptr || !is_enabled[domain][id].load(std::memory_order_relaxed)) {
+    if (to == nullptr) {
         return;
     }
     const bool is_launch =
@@ -139,12 +145,6 @@ void call_back(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
     launch_depth += is_launch ? 1 : 0;
     to->callback(to->userdata, domain, id, data);
     launch_depth -= is_launch ? 1 : 0;
-}
-
-void call_back_unasked(Sanitizer_CallbackDomain domain, uint32_t id, const void *data) {
-    if (const Sanitizer_Subscriber_st *to = subscriber.load(std::memory_order_acquire)) {
-        to->callback(to->userdata, domain, id, data);
-    }
 }
 
 } // namespace kvtrace_emu

@@ -75,6 +75,24 @@ void meet_target(Injector *self, Replay *replay, const Sanitizer_GraphNodeLaunch
     }
 }
 
+/* Bind data to one launch alone. */
+bool bind_launch(Injector *self, const Sanitizer_LaunchData &launch, const void *data,
+                 const char *what) {
+    return check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
+                                                    data),
+                 KVTRACE_SITE_BIND_LAUNCH, what);
+}
+
+/* What is known of a launched function. One that could not be bound gets NULL for this launch, and
+ * so leaves no event. */
+FunctionInfo function_of(Injector *self, const Sanitizer_LaunchData &launch) {
+    const FunctionInfo info = look_up_function(self, launch);
+    if (info.is_unbound) {
+        bind_launch(self, launch, nullptr, "unbound function");
+    }
+    return info;
+}
+
 uint32_t take_stamp(Injector *self) {
     return self->last_stamp.fetch_add(1, std::memory_order_relaxed) % KVTRACE_MAX_LAUNCH_STAMP + 1;
 }
@@ -88,9 +106,7 @@ bool stamp_launch(Injector *self, Replay *replay, const Sanitizer_LaunchData &la
         replay->stamp = take_stamp(self);
     }
     /* One pointer for all target nodes of a replay: what differs from node to node is not safe. */
-    if (check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
-                                                 replay->context->for_stamp(replay->stamp)),
-              KVTRACE_SITE_BIND_LAUNCH, "launch stamp")) {
+    if (bind_launch(self, launch, replay->context->for_stamp(replay->stamp), "launch stamp")) {
         return true;
     }
     self->stamps_off.store(true, std::memory_order_relaxed);
@@ -118,19 +134,10 @@ kvtrace_launch_record make_record(const Sanitizer_LaunchData &launch, uint32_t k
 void pass_launch(Injector *self, const Sanitizer_LaunchData &launch, const Context *context,
                  bool is_patched) {
     if (is_patched && context != nullptr && self->records_blocks()) {
-        check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
-                                                 context->for_nothing()),
-              KVTRACE_SITE_BIND_LAUNCH, "nothing to record");
+        bind_launch(self, launch, context->for_nothing(), "nothing to record");
     }
     self->recording_switch.count_passed(uint64_t{launch.gridDim_x} * launch.gridDim_y *
                                         launch.gridDim_z);
-}
-
-/* A function that could not be bound: this launch gets NULL, and so leaves no event. */
-void bind_to_nothing(Injector *self, const Sanitizer_LaunchData &launch) {
-    check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
-                                             nullptr),
-          KVTRACE_SITE_BIND_LAUNCH, "unbound function");
 }
 
 void append(Injector *self, const kvtrace_launch_record &record) {
@@ -141,10 +148,7 @@ void append(Injector *self, const kvtrace_launch_record &record) {
 } // namespace
 
 void plain_launch(Injector *self, const Sanitizer_LaunchData &launch) {
-    const FunctionInfo info = look_up_function(self, launch);
-    if (info.is_unbound) {
-        bind_to_nothing(self, launch);
-    }
+    const FunctionInfo info = function_of(self, launch);
     if (info.kernel_slot == kNotTarget) {
         return;
     }
@@ -191,10 +195,7 @@ void graph_node_launch(Injector *self, const Sanitizer_GraphNodeLaunchData &node
         return;
     }
     const Sanitizer_LaunchData &launch = node.launchData;
-    const FunctionInfo info = look_up_function(self, launch);
-    if (info.is_unbound) {
-        bind_to_nothing(self, launch);
-    }
+    const FunctionInfo info = function_of(self, launch);
     if (info.kernel_slot == kNotTarget) {
         return;
     }

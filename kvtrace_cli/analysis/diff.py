@@ -56,7 +56,8 @@ def diff(before: Summary, after: Summary, options: DiffOptions, names: tuple[str
         structure, equal = _structure(before, after, strict=options.strict)
         differences += structure
         checks += equal
-        times, said = _times(before, after, options)
+        unjudged = _unjudged(before, after, options)
+        times, said = _times(before, after, options, unjudged)
         differences += regressions(times)
         if times and before.times and after.times and not (before.emulated or after.emulated):
             slower, has_looked = slower_layers(
@@ -64,9 +65,8 @@ def diff(before: Summary, after: Summary, options: DiffOptions, names: tuple[str
             )
             differences += slower
             checks += [EACH_LAYER] if has_looked else []
-        unjudged = {rule_of(name) for name in _unjudged(before, after, options)}
         looked = [figure_rule(one) for one in times if not (one.regressed or one.has_few_samples)]
-        checks += [rule for rule in looked if rule not in unjudged]
+        checks += [rule for rule in looked if rule not in map(rule_of, unjudged)]
         notes += said
     else:
         notes.append("Structure and times were not compared.")
@@ -161,13 +161,12 @@ def _old_graph(graph: OldGraph) -> str:
 
 
 def _times(
-    before: Summary, after: Summary, options: DiffOptions
+    before: Summary, after: Summary, options: DiffOptions, unjudged: Sequence[str]
 ) -> tuple[tuple[TimeComparison, ...], tuple[str, ...]]:
     if not options.with_times:
         return (), ("Times were not compared.",)
     if not (before.times and after.times):
         return (), ("Times were not compared: not recorded on both sides.",)
-    unjudged = _unjudged(before, after, options)
     times, notes = compare_times(
         before.times, after.times, options.max_regression, unjudged=unjudged
     )

@@ -1,11 +1,19 @@
 """What a cell of the lifetime matrix printed -> what it came to."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace_cli.analysis.lifetime_model import Callback, Cell, CellResult, Received, Status
 
+NO_OUTCOME = "printed no outcome"
 _COUNTS = ("as_bound", "null", "of_another", "unknown", "first_unknown")
+
+
+class Untold(NamedTuple):
+    """A process that hung, or of which nothing was learned."""
+
+    status: Status
+    why: str = ""
 
 
 def judge_cell(
@@ -22,13 +30,10 @@ def judge_cell(
     Returns:
         CellResult; a cell that printed something unknown was not run, whatever it did.
     """
-    if timed_out:
-        return CellResult(cell, Status.HANG)
-    if found is None:
-        return CellResult(cell, Status.NOT_RUN, error=said)
-    failure, error = found.get("failure"), found.get("error")
-    if failure or not isinstance(error, str):
-        return CellResult(cell, Status.NOT_RUN, error=str(failure or "printed no outcome"))
+    if untold := why_untold(found, timed_out=timed_out, said=said):
+        return CellResult(cell, untold.status, error=untold.why)
+    found = found or {}
+    error = str(found.get("error"))
     expected, counted = _number(found, "expected"), _number(found, "events")
     events = None if cell.callback is Callback.NO_OP else counted
     is_whole = events in (None, expected)
@@ -42,6 +47,24 @@ def judge_cell(
         own_data=_number(found, "own_data") if cell.callback is Callback.FULL_EVENT else None,
         received=_received(found.get("received")),
     )
+
+
+def why_untold(found: Mapping[str, Any] | None, *, timed_out: bool, said: str) -> Untold | None:
+    """Return why nothing is known of what a process did; None if it said so.
+
+    Args:
+        found: what the process printed, null if nothing that can be read.
+        timed_out: it was killed after a time-out.
+        said: why it may have printed nothing.
+    """
+    if timed_out:
+        return Untold(Status.HANG)
+    if found is None:
+        return Untold(Status.NOT_RUN, said)
+    failure = found.get("failure")
+    if failure or not isinstance(found.get("error"), str):
+        return Untold(Status.NOT_RUN, str(failure or NO_OUTCOME))
+    return None
 
 
 def _received(found: object) -> dict[str, Received]:

@@ -109,11 +109,9 @@ def _passes(result: Reconciliation) -> pl.DataFrame:
     Returns:
         sort, launches, span, gap, interval (ms; null where not known), intervals (list of ms).
     """
-    repeated = [
-        account.rank.process_id for account in result.ranks.accounts if account.rank.tensor > 0
-    ]
-    of_others = pl.col(PROCESS_ID).is_in([one for one in repeated if one is not None])
-    counted = result.launches.lazy().filter(IS_MEASURED, ~of_others)
+    ranks = (account.rank for account in result.ranks.accounts)
+    others = [rank.process_id for rank in ranks if rank.tensor and rank.process_id is not None]
+    counted = result.launches.lazy().filter(IS_MEASURED, ~pl.col(PROCESS_ID).is_in(others))
     launches = _with_pass(counted.select(_COLUMNS).collect())
     began = pl.col("first_globaltimer_ns").cast(pl.Int64)
     ended = pl.col("last_globaltimer_ns").cast(pl.Int64)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvtrace_cli.analysis.lifetime import NO_OUTCOME, why_untold
 from kvtrace_cli.analysis.lifetime_model import Status
 from kvtrace_cli.analysis.patch_point_model import Loading, PatchPoint, PointResult
 
@@ -24,15 +25,13 @@ def judge_point(
         timed_out: it was killed after a time-out.
         said: why it may have printed nothing.
     """
-    if timed_out:
-        return PointResult(point, loading, Status.HANG)
-    if found is None:
-        return PointResult(point, loading, Status.NOT_RUN, error=said)
+    if untold := why_untold(found, timed_out=timed_out, said=said):
+        return PointResult(point, loading, untold.status, error=untold.why)
+    found = found or {}
+    error = str(found.get("error"))
     numbers = [found.get(name) for name in ("expected", "events", "before")]
-    failure, error = found.get("failure"), found.get("error")
-    if failure or not isinstance(error, str) or not all(isinstance(one, int) for one in numbers):
-        why = str(failure or "printed no outcome")
-        return PointResult(point, loading, Status.NOT_RUN, error=why)
+    if not all(isinstance(one, int) for one in numbers):
+        return PointResult(point, loading, Status.NOT_RUN, error=NO_OUTCOME)
     expected, events, before = (int(one or 0) for one in numbers)
     is_whole = events + before == expected and events > 0
     status = Status.FAULT if error else Status.OK if is_whole else Status.LOST

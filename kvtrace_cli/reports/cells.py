@@ -14,9 +14,6 @@ VERDICT_STYLES: Final = {
     Verdict.INCONCLUSIVE: "bold yellow",
 }
 
-# In place of an interval, where a figure has too few samples for one.
-TOO_FEW_SAMPLES: Final = "too few samples"
-
 
 def new_table(title: str) -> Table:
     """Return an empty table in the style of all."""

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrace_cli.analysis.diff_model import Aspect, Diff, Difference, DiffVerdict, TimeComparison
-from kvtrace_cli.reports.cells import TOO_FEW_SAMPLES, new_table
+from kvtrace_cli.reports.cells import new_table
 
 _STYLES = {
     DiffVerdict.SAME: "bold green",
@@ -71,7 +71,7 @@ def times_table(diff: Diff) -> Table:
             f"{one.before:.3f}",
             f"{one.after:.3f}",
             Text(f"{one.change_percent:+.1f} %", style=style),
-            _interval(one),
+            interval(one),
             f"{one.samples[0]}, {one.samples[1]}",
         )
     clocks = ", ".join(dict.fromkeys(one.clock for one in diff.times))
@@ -80,10 +80,11 @@ def times_table(diff: Diff) -> Table:
     return table
 
 
-def _interval(one: TimeComparison) -> str:
+def interval(one: TimeComparison, unit: str = "") -> str:
+    """Write the interval of a change, if it has enough samples for one."""
     if one.has_few_samples:
-        return TOO_FEW_SAMPLES
-    return f"{one.low_percent:+.1f} .. {one.high_percent:+.1f}"
+        return "too few samples"
+    return f"{one.low_percent:+.1f} .. {one.high_percent:+.1f}{unit}"
 
 
 def _verdict(diff: Diff) -> Text:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from emulated import ROOT, build
-from test_emulated_run import pytestmark as needs_libraries
+from emulated_runs import needs_libraries
 
 from scripts.find_drop_onset import Step, onset
 

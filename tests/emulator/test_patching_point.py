@@ -4,7 +4,7 @@ import json
 
 import pytest
 from emulated import build, run_case
-from test_emulated_run import pytestmark as needs_libraries
+from emulated_runs import needs_libraries
 from test_emulated_run import run
 
 from kvtrace_cli.analysis.model import Population, Verdict

@@ -5,7 +5,8 @@ from typing import Final
 
 from kvtrace_cli.analysis.diff_model import Diff, Difference, TimeComparison
 from kvtrace_cli.analysis.report_model import Figure
-from kvtrace_cli.reports.cells import TOO_FEW_SAMPLES, count
+from kvtrace_cli.reports.cells import count
+from kvtrace_cli.reports.diff_tables import interval
 from kvtrace_cli.reports.html.blocks import Block, Cell, Items, Part, Section, Table, Text
 from kvtrace_cli.reports.html.side import Side
 
@@ -102,12 +103,6 @@ def _time_row(time: TimeComparison) -> tuple[Cell, ...]:
         Cell(f"{time.after:,.3f}"),
         Cell(time.unit),
         Cell(f"{time.change_percent:+.1f} %", fault=time.regressed),
-        Cell(_interval(time)),
+        Cell(interval(time, " %")),
         Cell(time.clock),
     )
-
-
-def _interval(time: TimeComparison) -> str:
-    if time.has_few_samples:
-        return TOO_FEW_SAMPLES
-    return f"{time.low_percent:+.1f} .. {time.high_percent:+.1f} %"

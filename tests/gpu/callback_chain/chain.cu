@@ -221,16 +221,16 @@ void *make_cache(const Options &options) {
 }
 
 cudaGraphExec_t make_chain(const Options &options, CUfunction function, uint32_t iterations,
-                           uint32_t nodes, bool is_cold, cudaStream_t stream) {
+                           uint32_t nodes, bool is_alone, cudaStream_t stream) {
     static const Evicting evicting = make_evicting(options.between_mib);
     static const auto launch = driver<decltype(&cuLaunchKernel)>("cuLaunchKernel");
     static const auto cache = make_cache(options);
     void *arguments[] = {&iterations, const_cast<void **>(&cache)};
     const auto enqueue = [&] {
-        if (options.memsets != 0) {
+        if (options.memsets != 0 && !is_alone) {
             CHECK(cudaMemsetAsync(evicting.result, 0, sizeof(uint4), stream));
         }
-        if (is_cold) {
+        if (options.between_mib != 0 && !is_alone) {
             evict<<<evicting.blocks, 512, 0, stream>>>(evicting.memory, evicting.count,
                                                        evicting.result);
             CHECK(cudaGetLastError());
@@ -300,7 +300,7 @@ uint32_t calibrate(const Options &options, CUfunction function, cudaStream_t str
     constexpr uint32_t step = 2000;
     double lasts[2];
     for (uint32_t i = 0; i < 2; ++i) {
-        cudaGraphExec_t exec = make_chain(options, function, step * (i + 1), nodes, false, stream);
+        cudaGraphExec_t exec = make_chain(options, function, step * (i + 1), nodes, true, stream);
         time_replays(exec, 5, nodes, stream);
         lasts[i] = time_replays(exec, 20, nodes, stream).node_ns;
         CHECK(cudaGraphExecDestroy(exec));
@@ -320,8 +320,8 @@ Timed prepare(const Options &options, const Variant &variant, const Ladder &ladd
     if (variant.callback != nullptr) {
         ladder.next(variant.callback, make_data(ring, variant, timed.counters));
     }
-    timed.exec = make_chain(options, load_kernel(), options.iterations, options.nodes,
-                            options.between_mib != 0, stream);
+    timed.exec =
+        make_chain(options, load_kernel(), options.iterations, options.nodes, false, stream);
     if (options.is_ladder && ladder.failure()[0] != '\0') {
         give_up(ladder.failure());
     }
