@@ -78,9 +78,9 @@ void meet_target(Injector *self, Replay *replay, const Sanitizer_GraphNodeLaunch
 /* Bind data to one launch alone. */
 bool bind_launch(Injector *self, const Sanitizer_LaunchData &launch, const void *data,
                  const char *what) {
-    return check(self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream,
-                                                    data),
-                 KVTRACE_SITE_BIND_LAUNCH, what);
+    return check(
+        self->api.set_launch_callback_data(launch.hLaunch, launch.function, launch.hStream, data),
+        KVTRACE_SITE_BIND_LAUNCH, what);
 }
 
 /* What is known of a launched function. One that could not be bound gets NULL for this launch, and
